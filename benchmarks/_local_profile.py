@@ -11,12 +11,10 @@ from typing import Any
 
 from _local_runs import Place, Ready
 
-from langchain_dpicl.backends.hf import batches, sessions
-from langchain_dpicl.backends.hf.heads import OutputHead
-from langchain_dpicl.backends.hf.vocabulary import LogitReader
+from langchain_dpicl.backends.hf import batches, engine
+from langchain_dpicl.backends.hf.vocabulary import LogitReader, OutputHead
 from langchain_dpicl.generation.decoding_loop import DecodingSpec
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, ReleasePlan
 
 MODEL, REST = "model", "all other Python"
 PARTS = {
@@ -85,9 +83,9 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 _PLACES: tuple[tuple[str, Any, str], ...] = (
-    ("engine", sessions.LocalSession, "_read"),
-    ("reading", sessions, "select_logits"),
-    ("reading", sessions, "probabilities"),
+    ("engine", engine.LocalSession, "_read"),
+    ("reading", engine, "select_logits"),
+    ("reading", engine, "probabilities"),
     ("reading", LogitReader, "settle"),
     ("reading", LogitReader, "settle_some"),
     (MODEL, batches.ModelBody, "forward"),

@@ -17,8 +17,7 @@ from _local_model import FRAME_TOKENS, Size, input_ids, instruction, make_model,
 
 from langchain_dpicl import Budget, DemonstrationSynthesizer, Noise, PrivateExamples, Rows
 from langchain_dpicl.backends import HuggingFaceBackend
-from langchain_dpicl.options import LogitNoise
-from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.options import LogitNoise, noise_of
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 
 RECORDS = 400

@@ -27,6 +27,7 @@ from langchain_dpicl import (
     Rows,
 )
 from langchain_dpicl.audit.membership import (
+    Claim,
     Record,
     Target,
     answer_target,
@@ -34,7 +35,6 @@ from langchain_dpicl.audit.membership import (
     prompt_target,
     score_target,
 )
-from langchain_dpicl.audit.membership_scores import Claim
 from langchain_dpicl.baselines import demonstrations_without_privacy, label_votes_without_privacy
 from langchain_dpicl.options import Student
 
@@ -250,7 +250,7 @@ def soft_prompts(
     from langchain_dpicl import PromptDPSGD, SoftPrompt, SoftPromptClassifier
     from langchain_dpicl.baselines import soft_prompt_without_privacy
     from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training
-    from langchain_dpicl.soft_prompts.engines import engine_of
+    from langchain_dpicl.soft_prompts.plan import engine_of
 
     torch.set_num_threads(1)
     task = soft_task(path, limit=1, length=40).task

@@ -33,10 +33,10 @@ from langchain_dpicl.options import Student
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.extensions.method_tickets import Teachers
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.extensions.registry import Teachers
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.runs.query_plan import expected_rows
-from langchain_dpicl.tasks.labels import VotingTask, reader_of
+from langchain_dpicl.tasks import VotingTask, reader_of
 
 Hits = NDArray[np.bool_]
 

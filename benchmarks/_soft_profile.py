@@ -11,8 +11,8 @@ from _soft_speed import Track
 
 from langchain_dpicl.backends.tuning.engine import MicroBatches, PromptEngine
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
-from langchain_dpicl.soft_prompts.options import Optimizer
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
+from langchain_dpicl.soft_prompts.plan import Optimizer
 
 MODEL, REST = "model", "all other Python"
 PARTS = {

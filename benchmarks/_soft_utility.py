@@ -19,7 +19,7 @@ from langchain_dpicl.backends.tuning.prompted_model import PromptedModel, stack_
 from langchain_dpicl.backends.tuning.tasks import TaskReader
 from langchain_dpicl.baselines import soft_prompt_without_privacy
 from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training
-from langchain_dpicl.soft_prompts.engines import engine_of
+from langchain_dpicl.soft_prompts.plan import engine_of
 
 METHODS = ("soft_prompt", "prefix")
 ZERO_SHOT, COMMONEST = "zero-shot", "commonest label"

@@ -69,7 +69,7 @@ def _voter(queries: int) -> list[Goal]:
 
 def _sample(turns: int) -> list[Goal]:
     from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-    from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+    from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 
     sampler = PoissonUnits(EXPECTED / UNITS)
     taken = _least(lambda: sampler.draw(UNITS, rng=SYSTEM_RANDOM), turns)
@@ -81,7 +81,7 @@ def _sample(turns: int) -> list[Goal]:
 def _votes(turns: int) -> list[Goal]:
     """Evolution's votes: memory beside that of one dense matrix of float32."""
     from langchain_dpicl.backends.rows.neighbour_rows import UnitVotes
-    from langchain_dpicl.privacy.extensions.unit_vector_sums import VoteVectorSum
+    from langchain_dpicl.privacy.extensions.normalized_sums import VoteVectorSum
 
     del turns
     near = np.random.default_rng(0).integers(0, CANDIDATES, size=(VOTERS, 1))
@@ -106,8 +106,8 @@ def _votes(turns: int) -> list[Goal]:
 def _tokens(turns: int) -> list[Goal]:
     """What a token of a whole vocabulary costs beside the model, and numpy's clip, sum and argmax of the same rows."""
     from langchain_dpicl.privacy.extensions.logit_sums import logit_sum
-    from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
     from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+    from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
 
     rng = np.random.default_rng(0)
     rows, public = 3.0 * rng.standard_normal((ROWS, VOCABULARY)), 3.0 * rng.standard_normal(VOCABULARY)

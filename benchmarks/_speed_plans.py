@@ -18,7 +18,7 @@ from langchain_dpicl.generation.plan import plan_generation, signal_of
 from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.rehearsal import Rehearsal, propose_rows
 from langchain_dpicl.rehearsal.rehearsal import RehearsedShape
-from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.retrieval import plan_retrieval
 from langchain_dpicl.runs.query_plan import plan_queries
 
 LIMIT = 100.0

@@ -18,7 +18,7 @@ from _pate_task import Setting, setting
 from _voting_task import MOST_LABELS, WORDINGS, Task, Wording, load, plain, read_rows
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.tasks.templates import FewShotTemplate
+from langchain_dpicl.tasks import FewShotTemplate
 
 LABELS, SLOTS = "labels", "slots"
 INSTRUCTIONS: Mapping[str, str] = {

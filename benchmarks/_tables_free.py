@@ -23,9 +23,9 @@ from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import release_once_without_privacy
-from langchain_dpicl.free_form.answers import cosines
+from langchain_dpicl.free_form import cosines
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 

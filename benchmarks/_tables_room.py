@@ -47,7 +47,7 @@ class Engines:
         if not self.is_embedded:
             raise ConfigurationError("longest_match: expected the embedded model, found another: leave that part out.")
         if longest_match not in self._smaller:
-            from langchain_dpicl.backends.embedded.model import EmbeddedModel, Induction
+            from langchain_dpicl.backends.embedded import EmbeddedModel, Induction
 
             smaller = EmbeddedModel(induction=Induction(longest_match=longest_match))
             self._smaller[longest_match] = reads_once(smaller)

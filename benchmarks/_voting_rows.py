@@ -20,10 +20,9 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import release_once_without_privacy
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_scale
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, Release, ReleasePlan
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 
 CONTENT_FREE = ("N/A",)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, Rows, Serving
 from langchain_dpicl.backends import PrivateProcess
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.release.curator import release_once
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.tasks.templates import FewShotTemplate
+from langchain_dpicl.tasks import FewShotTemplate
 
 MOST_LABELS = 50
 

@@ -28,8 +28,7 @@ import numpy as np
 from langchain_dpicl import Budget, DocumentSynthesizer, EmbeddedLLM, PrivateExamples
 from langchain_dpicl.backends import LocalEmbeddings
 from langchain_dpicl.discovery import public_vocabulary
-from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
-from langchain_dpicl.documents.synthesizer import choose_topics
+from langchain_dpicl.documents import DocumentsPlan, choose_topics, plan_documents
 from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 

@@ -35,8 +35,7 @@ from langchain_dpicl import (
     PrivateExamples,
 )
 from langchain_dpicl.backends import LocalEmbeddings
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
-from langchain_dpicl.backends.embedded.tables import ModelTables
+from langchain_dpicl.backends.embedded import EmbeddedModel, ModelTables
 
 TRIVIA = ("animals", "geography", "literature", "music", "science technology", "sports")
 MOST_CHARACTERS = 400

@@ -55,7 +55,7 @@ from langchain_dpicl import (
     WordDiscovery,
 )
 from langchain_dpicl.backends import LocalEmbeddings
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.options import Decoding, Topics

@@ -22,7 +22,7 @@ import time
 
 from langchain_dpicl.privacy.accounting import gdp_mu
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, next_record
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, Ticket

@@ -22,10 +22,8 @@ from _membership_systems import Systems, soft_prompts, worded
 from _voting_task import load
 
 from langchain_dpicl import EmbeddedLLM
-from langchain_dpicl.audit.membership import NOTICE, MembershipResult, Nonmembers, Target, membership_attack
-from langchain_dpicl.audit.membership_scores import Claim
-from langchain_dpicl.cli.config import Model
-from langchain_dpicl.cli.inputs import load_model
+from langchain_dpicl.audit.membership import NOTICE, Claim, MembershipResult, Nonmembers, Target, membership_attack
+from langchain_dpicl.cli.inputs import Model, load_model
 from langchain_dpicl.exceptions import ConfigurationError
 
 SHOTS = (1, 4)

@@ -39,11 +39,10 @@ from tqdm import tqdm
 from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.cli.config import Model
-from langchain_dpicl.cli.inputs import load_model
+from langchain_dpicl.cli.inputs import Model, load_model
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.pate.plan import TeacherPrice, compare_teachers
 

@@ -40,10 +40,9 @@ from scipy import optimize, special
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_scale, occupancy, vote_chances
 from langchain_dpicl.planning.row_law import RowFacts, estimate_facts, expected_rival, wins_fairly
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits, ReleasePlan
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 
 PROMPTS = 6

@@ -26,17 +26,13 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
 from langchain_dpicl import Budget
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
-from langchain_dpicl.backends.private_calls.call_pool import CallPool
-from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.backends.private_calls.call import CallPool, OpaqueValue, Request, RetryPolicy, silence
+from langchain_dpicl.budget.handler import RunEvents, resolve_budget
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, PoissonUnits, ReleasePlan
 from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
 
 UNITS = 8000

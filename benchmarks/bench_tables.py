@@ -26,8 +26,7 @@ from _tables_room import Engines, Room
 from _tables_soft import SoftModels, found_base
 
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.cli.config import Model
-from langchain_dpicl.cli.inputs import load_model
+from langchain_dpicl.cli.inputs import Model, load_model
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 PRICE_IN, PRICE_OUT = 1.0, 4.0

@@ -24,8 +24,7 @@ from _voting_task import PAPER, Task, load
 from tqdm import tqdm
 
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.cli.config import Model
-from langchain_dpicl.cli.inputs import load_model
+from langchain_dpicl.cli.inputs import Model, load_model
 
 PARTS = ("accuracy", "queries", "rates", "speed")
 PAPER_ROWS = (

@@ -48,12 +48,12 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.audit.membership import (
     MembershipResult,
+    RocCurve,
     Target,
     few_shot_without_privacy,
     membership_attack,
     prompt_target,
 )
-from langchain_dpicl.audit.membership_scores import RocCurve
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
     demonstrations_without_privacy,

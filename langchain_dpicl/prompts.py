@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
 from langchain_dpicl._templates import Template
-from langchain_dpicl.budget.events import await_refusals
+from langchain_dpicl.budget.handler import await_refusals
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.base import epsilon_of
@@ -40,11 +40,20 @@ if TYPE_CHECKING:
 
     from langchain_dpicl.budget.handler import BudgetLike
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-    from langchain_dpicl.options.base import LLM, TemplateLike, Where
-    from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows
-    from langchain_dpicl.options.tasks import Decoding, GenerationTask
-    from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.options import (
+        LLM,
+        Decoding,
+        GenerationTask,
+        LogitNoise,
+        LogitNoiseName,
+        Noise,
+        NoiseName,
+        Rows,
+        TemplateLike,
+        Where,
+    )
     from langchain_dpicl.privacy.extensions.private_streams import RollingRange
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
     from langchain_dpicl.runs.release_run import ReleaseRun
 
 
@@ -376,7 +385,7 @@ class ReleasedPrompt(HidesInput):
         cls, run: object, example_prompt: TemplateLike, prefix: str, suffix: str | None, fields: TemplateFields
     ) -> Self:
         """Returns the template without demonstrations; checks it and the run before that releases more."""
-        from langchain_dpicl.evolution.evolution import PrivateEvolution
+        from langchain_dpicl.evolution import PrivateEvolution
         from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 
         if not isinstance(run, DemonstrationSynthesizer | PrivateEvolution):

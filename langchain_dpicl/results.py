@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from langchain_dpicl.options.base import html_table
+from langchain_dpicl.options import html_table
 
 Source: TypeAlias = Literal["release", "memo", "zero-shot"]
 

@@ -17,22 +17,30 @@ from langchain_dpicl._construction import awaitable
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.label_rows import Prompts
-from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, concurrency_limit
+from langchain_dpicl.backends.sync_async import AskBeside, Effect, EffectGenerator, PublicAnswer, concurrency_limit
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
-from langchain_dpicl.options.base import LLM, TemplateLike, option_of
-from langchain_dpicl.options.rows import NoiseName, noise_of
+from langchain_dpicl.options import (
+    LLM,
+    FewShotTask,
+    LabelAnswers,
+    Noise,
+    NoiseName,
+    Rows,
+    Serving,
+    TemplateLike,
+    noise_of,
+    option_of,
+)
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
-from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
+from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.privacy.mechanisms.noise import Release
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import Release
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.rehearsal.choice import ChosenRows, chosen_rows
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.release.curator import release_once
@@ -50,7 +58,8 @@ from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, calls_at_once, served
 from langchain_dpicl.stores.memos import ReleaseMemo
-from langchain_dpicl.tasks.labels import (
+from langchain_dpicl.tasks import (
+    Query,
     VoteOutcome,
     VotingTask,
     abstention_of,
@@ -60,7 +69,6 @@ from langchain_dpicl.tasks.labels import (
     outcome_to_json,
     reader_of,
 )
-from langchain_dpicl.tasks.templates import Query
 
 RunnableT = TypeVar("RunnableT", bound="QueryRunnable[Any]")
 

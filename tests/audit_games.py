@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from langchain_dpicl.audit.adversarial_backends import ReadVotes
-from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower, clopper_pearson_upper, min_parameter
 from langchain_dpicl.audit.component_checks import is_fair_and_fresh
+from langchain_dpicl.audit.component_games import VotingGame as Game
+from langchain_dpicl.audit.game import ALARM, clopper_pearson_lower, clopper_pearson_upper, min_parameter, play
 from langchain_dpicl.audit.game import Game as AnyGame
-from langchain_dpicl.audit.game import play
-from langchain_dpicl.audit.query_games import VotingGame as Game
 from langchain_dpicl.audit.suite import score_faults
-from langchain_dpicl.audit.targets import QUERY, voter_of
+from langchain_dpicl.audit.targets import QUERY, ReadVotes, voter_of
 
 __all__ = [
     "ALARM",

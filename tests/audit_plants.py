@@ -20,16 +20,20 @@ from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, SubsampledEvent
 from langchain_dpicl.privacy.extensions import label_places as _terms
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms import bounded as aggregation
 from langchain_dpicl.privacy.mechanisms import release_plan
-from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ProbabilitySum, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, assign
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GumbelMechanism,
+    PoissonSlots,
+    PoissonUnits,
+    Release,
+    ReleasePlan,
+    assign,
+)
+from langchain_dpicl.release import curator as samples
 from langchain_dpicl.runs.answer_memo import TenantRegistry
 from tests.contracts.doubles import FixedDraws
 

@@ -207,7 +207,7 @@ def leave_dropped_clients_alone() -> None:
 @pytest.fixture(autouse=True)
 def nothing_bound() -> None:
     """Lets each test begin as a process that has bound no examples yet: names of data sets repeat between tests."""
-    bound = sys.modules.get("langchain_dpicl.privacy.data.units")
+    bound = sys.modules.get("langchain_dpicl.privacy.private_examples")
     if bound is not None:
         bound._BOUND.clear()
 

@@ -11,7 +11,7 @@ from typing import Any
 from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.distributed.executor import Executor, Job, JobResult, Worker, WorkerFactory
+from langchain_dpicl.distributed import Executor, Job, JobResult, Worker, WorkerFactory
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.stores import SQLiteMemo

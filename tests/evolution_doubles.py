@@ -13,10 +13,10 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
-from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.options import Evolution, Noise
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 TOPICS = ("card", "boat", "film", "rain")
 RECORDS = [f"my card number {place}" for place in range(14)] + [f"the boat number {place}" for place in range(6)]

@@ -14,10 +14,10 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
+from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.options import EmbeddingAnswers, KeywordAnswers, Noise, Rows
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 NOISELESS = 1 / 30
 """A noise multiplier at which two rows more or less decide: another release has a chance of e^-30 per keyword."""

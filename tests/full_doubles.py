@@ -13,7 +13,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.release import curator
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import curator as samples
 from langchain_dpicl.release import token_block as blocks
 from tests.doubles import WORDS, RepeatableCoins
 

@@ -12,10 +12,10 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.ledger_audit import export_lines
 
 Change = Callable[[list[dict[str, Any]]], object]

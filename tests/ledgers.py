@@ -20,10 +20,10 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 LABELS = ("a", "b")
 
@@ -99,10 +99,10 @@ def share_of(ledger: Budget, **options: Any) -> Share:
 
 def spend_and_leave(path: str, count: int, tell: Any) -> None:
     """Uses tickets in a process that is ended without closing its budget; says how many it holds then."""
-    from langchain_dpicl.privacy.ledger import purse, writer
+    from langchain_dpicl.privacy.ledger import writer
     from langchain_dpicl.stores import SQLiteStore
 
-    purse.time = writer.time = SimpleNamespace(monotonic=lambda: 1000.0)  # type: ignore[assignment]  a busy machine
+    writer.time = writer.time = SimpleNamespace(monotonic=lambda: 1000.0)  # type: ignore[assignment]  a busy machine
     ledger = Budget.open(SQLiteStore(path))
     share = ledger.declare("c", tickets=tickets(5e-5, 10_000, refundable=True), epsilon=1.0)
     for _ in range(count):

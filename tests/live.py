@@ -11,7 +11,7 @@ from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import Rows
 from langchain_dpicl.backends.private_calls.call import Reply, Request, SilentModel
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.canary import RECORD
 from tests.llama_server import MODEL, RunningServer, running_server
 from tests.loopback_provider import Provider, provider

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.options import Noise, Rows
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.canary import RECORD
 from tests.live import LABELS
 from tests.loopback_provider import Provider

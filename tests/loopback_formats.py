@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from langchain_dpicl.serving.models import flatten_messages
+from langchain_dpicl.serving import flatten_messages
 from tests.loopback_answers import Body, Manners, RejectedError, Written, chat, count, engine, write
 
 Answer = tuple[str, bytes]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
-from langchain_dpicl.serving.models import flatten_messages
+from langchain_dpicl.serving import flatten_messages
 from tests.loopback_answers import Body, Manners, RejectedError, Written, count, write
 
 

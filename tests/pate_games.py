@@ -1,6 +1,6 @@
 """Games against `PromptPATELabeler`, as tests of planted bugs play them, and what is wrong with votes and tests.
 
-The games are those of `langchain_dpicl.audit.query_games`.
+The games are those of `langchain_dpicl.audit.component_games`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy import stats
 
-from langchain_dpicl.audit.query_games import LabelGame, tickets_expected, tickets_left
+from langchain_dpicl.audit.component_games import LabelGame, tickets_expected, tickets_left
 from langchain_dpicl.audit.suite import score_faults
 from langchain_dpicl.audit.targets import labeler_of
 from langchain_dpicl.released.labelled_pool import PoolEntry

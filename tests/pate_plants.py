@@ -14,20 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.pate import teachers
+from langchain_dpicl.pate import labeler
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.extensions import confident_gnmax as confident
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.mechanisms import release_plan as plans
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ProbabilitySum, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
-from langchain_dpicl.release import dealt_sample
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    PoissonSlots,
+    PoissonUnits,
+    Release,
+    ReleasePlan,
+)
+from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import samples as dealt_sample
 from tests.audit_plants import Plant, redrawn_until
 from tests.contracts.doubles import FixedDraws
 
@@ -177,7 +180,7 @@ class _Unburnt:
 
 def rejected_for_free(patch: Patch) -> None:
     """A rejected input costs nothing: its test's ticket goes back, too."""
-    real = teachers.release_once
+    real = labeler.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, _Unburnt(test), **named)
@@ -185,13 +188,13 @@ def rejected_for_free(patch: Patch) -> None:
             test.burn()
         return released
 
-    patch.setattr(teachers, "release_once", release)
+    patch.setattr(labeler, "release_once", release)
 
 
 def never_burnt(patch: Patch) -> None:
     """Labels are given, and the tickets of inputs, or of tests, are given back."""
-    real = teachers.release_once
-    patch.setattr(teachers, "release_once", lambda private, ticket, **named: real(private, _Unburnt(ticket), **named))
+    real = labeler.release_once
+    patch.setattr(labeler, "release_once", lambda private, ticket, **named: real(private, _Unburnt(ticket), **named))
 
 
 def sample_charged_for_one_input(patch: Patch) -> None:
@@ -250,17 +253,17 @@ def always_sampled(patch: Patch) -> None:
 
 def redrawn_until_agreed(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until there are teachers and they agree."""
-    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, teachers)(patch)
+    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, labeler)(patch)
 
 
 def redrawn_until_all_voted(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until no teacher has failed."""
-    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), teachers)(patch)
+    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), labeler)(patch)
 
 
 def free_where_nobody_votes(patch: Patch) -> None:
     """An input about which every teacher fails costs nothing."""
-    real_bound, real, sums = ReleasePlan.bound, teachers.release_once, list[float]()
+    real_bound, real, sums = ReleasePlan.bound, labeler.release_once, list[float]()
 
     def bound(self: Any, rows: Any, *, width: int) -> BoundedSum:
         total = real_bound(self, rows, width=width)
@@ -275,7 +278,7 @@ def free_where_nobody_votes(patch: Patch) -> None:
         return released
 
     patch.setattr(ReleasePlan, "bound", bound)
-    patch.setattr(teachers, "release_once", release)
+    patch.setattr(labeler, "release_once", release)
 
 
 def chosen_by_validation(patch: Patch) -> None:

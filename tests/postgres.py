@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-from langchain_dpicl.stores.postgres_ledger import SchemaTables
+from langchain_dpicl.stores.postgres import SchemaTables
 
 SETTINGS = {
     "listen_addresses": "",

@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.distributed.ray import RayExecutor
+from langchain_dpicl.distributed import RayExecutor
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from tests.ray_places import PUBLIC_SIZE, engine, records
 

@@ -14,10 +14,10 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.distributed.executor import Workplace
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.distributed import Workplace
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.stores import SQLiteMemo
-from langchain_dpicl.stores.postgres_memo import PostgresMemo
+from langchain_dpicl.stores.postgres import PostgresMemo
 from tests.canary import RECORD
 
 LABELS = ("card", "cash")

@@ -13,7 +13,7 @@ from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
 from langchain_dpicl.privacy.ledger.tickets import ShareTerms, Ticket
 from langchain_dpicl.reports.claims import CONTENT_DIGEST, release_claims, with_content_digest
 from langchain_dpicl.reports.report import VerifiedReport
-from langchain_dpicl.runs.journal import _digest
+from langchain_dpicl.runs.release_run import _digest
 
 
 def with_digest(report: Mapping[str, Any]) -> dict[str, Any]:

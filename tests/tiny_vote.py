@@ -11,12 +11,11 @@ from pydantic import Field
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
 from langchain_dpicl.budget.handler import resolve_budget
-from langchain_dpicl.generation.token_mechanisms import release_plan
+from langchain_dpicl.generation.plan import release_plan
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits, ReleasePlan
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.token_block import open_block
 from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
 

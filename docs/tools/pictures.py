@@ -45,8 +45,8 @@ from langchain_dpicl.privacy.accounting.events import (
 )
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.reports import PrivacyReport
-from langchain_dpicl.reports.page import belief
 from langchain_dpicl.reports.plots import plot_budget, plot_epsilon_delta
+from langchain_dpicl.reports.rendering import belief
 
 OUT = Path(__file__).resolve().parents[1] / "pictures"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -45,7 +45,7 @@ FIELDS = (*CHANCES, "private", "public", "tokens_in", "tokens_out", "advises")
 
 def cell(epsilon: float, records: int, queries: int, labels: int) -> dict[str, int]:
     """Returns what a plan says: chances in whole percent, calls, tokens, and whether it advises against spending."""
-    from langchain_dpicl.cli.config import settings_of
+    from langchain_dpicl.cli.inputs import settings_of
     from langchain_dpicl.cli.plan import planned
     from langchain_dpicl.planning.expected_utility import MUCH_NOISE
 
@@ -77,7 +77,7 @@ def cell(epsilon: float, records: int, queries: int, labels: int) -> dict[str, i
 
 def beliefs() -> list[list[float]]:
     """Returns what each belief can become at each epsilon, in percent with one digit, rounded up as in a report."""
-    from langchain_dpicl.reports.page import belief
+    from langchain_dpicl.reports.rendering import belief
 
     return [[_up(belief(prior, epsilon, DELTA)) for epsilon in AXES["epsilon"]] for prior in PRIORS]
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from langchain_dpicl.audit.bounds import ALARM
-from langchain_dpicl.audit.game import HALF, AuditResult, result_of
+from langchain_dpicl.audit.game import ALARM, HALF, AuditResult, result_of
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -26,8 +25,7 @@ from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentia
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits, ReleasePlan
 
 _WIDTH = 4
 _INCLUSIONS = 80.0

@@ -1,34 +1,60 @@
-"""Checks counts of values and histograms of topics: contribution of a unit, noise, threshold, games."""
+"""Checks released counts of values, topics, words and outcomes: contribution of a unit, noise, threshold, games."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from langchain_core.language_models.llms import LLM
+from langchain_core.prompts import PromptTemplate
 from scipy import stats
+from typing_extensions import override
 
-from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
-from langchain_dpicl.audit.game import AuditResult, Game, result_of
+from langchain_dpicl.audit.component_checks import check_noise_scale, check_row_contribution, check_sampler_rate
+from langchain_dpicl.audit.game import ALARM, AuditResult, Game, clopper_pearson_lower, result_of
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
-from langchain_dpicl.documents.plan import DocumentsPlan
-from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery, WordsPlan
+from langchain_dpicl.documents import DocumentsPlan, DocumentSynthesizer
+from langchain_dpicl.evaluation.chains import Question
+from langchain_dpicl.evaluation.choose import Choosing
+from langchain_dpicl.evaluation.evaluate import Evaluation, silent_question
+from langchain_dpicl.evaluation.evaluators import Exact
+from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan, plan_choice, plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Decoding, Noise, Rows, Topics
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan, GaussianCountMechanism
-from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
-from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places, split_by_topics
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, GaussianEvent
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable, split_in_parts
+from langchain_dpicl.privacy.extensions.value_counts import (
+    TOPIC_TEMPLATE,
+    Count,
+    CountPlan,
+    GaussianCountMechanism,
+    places,
+    split_by_topics,
+)
+from langchain_dpicl.privacy.extensions.word_release import (
+    WEIGHT_STEPS,
+    WORD_TEMPLATE,
+    UnitPairs,
+    WordRelease,
+    least_threshold,
+)
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import pool_without_privacy
+from langchain_dpicl.release.declare_share import declare_share
+from langchain_dpicl.reports.verify import public_words
 
 # A single unit passes the user's threshold too rarely to be observed. So its chance is recomputed from a second source,
 # and its law is played at a delta where it can be observed.
@@ -475,3 +501,528 @@ def check_topic_choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
         blind=("a choice that follows the records rarely",),
         is_certain=True,
     )
+
+
+# What a game costs in all is of no interest, and no budget is in its way.
+
+_DELTA = 0.1
+_WORD_RUNS = {"add_remove": 650, "replace_one": 1_350}
+_VISIBLE_NOISES = (0.25, 2.0)
+"""Noises at which a word of one unit is seen: at small ones that of units of one word, at wide ones that of many."""
+
+
+def made_up(place: int, *, letters: int = 5) -> str:
+    """Returns one of 26^letters words that no public text holds."""
+    digits = []
+    for _ in range(letters):
+        place, digit = divmod(place, 26)
+        digits.append(chr(ord("a") + digit))
+    return "zq" + "".join(digits)
+
+
+def word_finder_of(texts: tuple[str, ...], **options: Any) -> WordDiscovery:
+    """Builds a discovery of words over units of one text each, on a budget of its own."""
+    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, "max_values": 1, **options}
+    return WordDiscovery.from_private_examples(
+        PrivateExamples(texts, public_size=1),
+        budget=Budget(epsilon=_EPSILON, delta=_DELTA, adjacency=arguments.pop("adjacency")),
+        epsilon=_EPSILON / 2,
+        noise=Noise(multiplier=arguments.pop("noise_multiplier"), delta=_DELTA),
+        **arguments,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordGame(OnceGame):
+    """A game against `WordDiscovery.run` for a word that others hold too, where the Gaussian noise is all there is."""
+
+    def build(self, units: tuple[str, ...]) -> WordDiscovery:
+        """Builds the discovery."""
+        return word_finder_of(units, **self.options)
+
+    def release(self, made: WordDiscovery) -> tuple[Mapping[str, int], int]:
+        """Releases the words."""
+        return dict.fromkeys(made.run(progress=False).words, 1), made.share.remaining(WORD_TEMPLATE)
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns whether the words speak for the target; of another in its place, against it."""
+        is_replaced = self.options["adjacency"] == "replace_one"
+        return MINE if MINE in counts and (not is_replaced or OTHER not in counts) else OTHER
+
+    def event(self, side: Any) -> Event:
+        """Returns the Gaussian event of the ticket of one release: no failure concerns words that others hold."""
+        event = OnceGame.event(self, side)
+        parts = event.events if isinstance(event, ComposedEvent) else (event,)
+        (noise,) = (part for part in parts if isinstance(part, GaussianEvent))
+        return noise
+
+
+def word_games(*, adjacency: str) -> Iterator[WordGame]:
+    """Yields the worst case of a word that others hold: a unit of one word is added, or replaced by another."""
+    options = {"adjacency": adjacency, "noise_multiplier": NOISE}
+    is_replaced = adjacency == "replace_one"
+    crowd = (MINE, OTHER) * 2 if is_replaced else (MINE,)
+    release = word_finder_of((), **options).plan.release
+
+    def law(factor: float) -> tuple[float, float]:
+        noise = stats.norm(0.0, release.scale / factor)
+        held = len(crowd) // (2 if is_replaced else 1)
+        more, less = (float(noise.sf(release.mechanism.threshold - weight)) for weight in (held + 1, held))
+        return (more * (1.0 - less), less * (1.0 - more)) if is_replaced else (more, less)
+
+    yield WordGame(
+        name=f"one word that others hold: thresholded_gaussian, {adjacency}",
+        units=(*crowd, MINE),
+        neighbour=(*crowd, OTHER) if is_replaced else crowd,
+        runs=_WORD_RUNS[adjacency],
+        options=options,
+        law=law,
+    )
+
+
+def word_checks(plan: WordsPlan) -> Iterator[Named]:
+    """Yields the checks of one plan of words, except for games."""
+    return _checks_of({"words": plan.release, "pairs": plan.pairs})
+
+
+def document_word_checks(plan: DocumentsPlan) -> Iterator[Named]:
+    """Yields the checks of what a store of documents releases as words: topics, words of topics, pairs."""
+    topics = plan.topics if isinstance(plan.topics, WordRelease) else None
+    return _checks_of({"topics": topics, "words": plan.words, "pairs": plan.pairs})
+
+
+def first_word_checks(plan: GenerationPlan) -> Iterator[Named]:
+    """Yields the checks of the words that leave before the texts of a generation; none where none do."""
+    return _checks_of({"words": plan.words})
+
+
+def _checks_of(releases: Mapping[str, WordRelease | None]) -> Iterator[Named]:
+    for what, release in releases.items():
+        if release is not None:
+            yield f"{what}: one unit adds no more than charged", partial(check_word_contribution, release, what)
+            yield f"{what}: noise, at your own size", partial(check_word_noise, release, what)
+            yield f"{what}: the threshold's chance is charged", partial(check_word_threshold, release, what)
+            yield f"{what}: one unit alone", partial(check_unit_with_a_word, release, what)
+
+
+def check_word_contribution(release: WordRelease, what: str = "words") -> AuditResult:
+    """Checks that no unit moves the sums by more than is charged, beside any others, and moves no other unit."""
+    rule, limit = release.rule, (1 if release.adjacency == "add_remove" else 2) * WEIGHT_STEPS**2
+    some = [made_up(place) for place in range(rule.max_words + 4)]
+    known: Any = some if isinstance(rule, UnitPairs) else public_words()
+    texts = [" ".join(some[:size]) for size in range(len(some) + 1)]
+    texts += [" ".join(some * 9), " ".join(reversed(some)), " ".join(some).upper(), "\x00 \u200b", "?".join(some)]
+    units = [(), *(({rule.name: text},) for text in texts), tuple({rule.name: text} for text in texts)]
+    crowd, faults, tried = units[3:6], set[str](), 0
+    without = release.weights(crowd, known)
+    alone = [release.weights([unit], known) for unit in units]
+    for unit, mine in zip(units, alone, strict=True):
+        beside = release.weights([*crowd, unit], known)
+        if any(beside[item] != without[item] + mine[item] for item in {*beside, *without, *mine}):
+            faults.add("what a unit casts depends on the other units")
+        moves = [{item: beside[item] - without[item] for item in {*beside, *without}}]
+        if release.adjacency == "replace_one":
+            moves += [{item: mine[item] - other[item] for item in {*mine, *other}} for other in alone]
+        for move in moves:
+            tried += 1
+            square = sum(step**2 for step in move.values())
+            if square > limit:
+                faults.add(f"a unit moves the sums by {math.sqrt(square) / WEIGHT_STEPS:.4g} in L2, more than charged")
+    check, blind = f"{what}: one unit adds no more than charged", ("units not tried",)
+    return result_of(check, sorted(faults), runs=tried, blind=blind, is_certain=True)
+
+
+def check_word_noise(release: WordRelease, what: str = "words", *, draws: int = 4_000) -> AuditResult:
+    """Checks the tails of the noise on sums far above the threshold, and whether one reveals the next."""
+    charged = _noise_charged(release)
+    far, base = charged, math.ceil(release.mechanism.threshold + 20 * charged + 1)
+    weights = {made_up(place): base * WEIGHT_STEPS for place in range(draws)}
+    released = dict(release.mechanism.release(weights, adjacency=release.adjacency, rng=SYSTEM_RANDOM))
+    noises = np.array([released.get(item, 0.0) - base for item in weights])
+    chance = float(stats.norm.sf(1.0))
+    tests = {
+        "above": (noises >= far, chance),
+        "below": (noises <= -far, chance),
+        "two running": ((noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2),
+    }
+    faults = [
+        f"{name}: {int(coins.sum())} of {coins.size}, expected {share * coins.size:.1f}"
+        for name, (coins, share) in tests.items()
+        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < ALARM / len(tests)
+    ]
+    fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), draws, chance))
+    power = float(stats.binom.cdf(fewest - 1, draws, float(stats.norm.sf(2.0))))
+    blind = ("noise of which a small share is missing",)
+    return result_of(f"{what}: noise, at your own size", faults, runs=draws, power=power, blind=blind)
+
+
+def _noise_charged(release: WordRelease) -> float:
+    """Returns the deviation that the event charges for, from the sensitivity by hand."""
+    event = release.event
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    noise = math.fsum(part.noise_multiplier for part in parts if isinstance(part, GaussianEvent))
+    return noise * (1.0 if release.adjacency == "add_remove" else math.sqrt(2.0))
+
+
+def _failure_charged(release: WordRelease) -> float:
+    event = release.event
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    return math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+
+
+def check_word_threshold(release: WordRelease, what: str = "words") -> AuditResult:
+    """Checks that the ticket charges at least the chance that any item of one unit passes, by scipy's law."""
+    charged, scale = _failure_charged(release), _noise_charged(release)
+    least = release.mechanism.threshold
+    costs = {
+        j: -math.expm1(j * math.log1p(-float(stats.norm.sf((least - 1.0 / math.sqrt(j)) / scale))))
+        for j in range(1, release.rule.max_words + 1)
+    }
+    number, cost = max(costs.items(), key=lambda pair: pair[1])
+    words = f"one of {number} items of one unit passes with chance {cost:.3g}, charged is {charged:.3g}"
+    faults = [words] if charged < cost * (1.0 - 1e-9) else []
+    blind = ("what really runs: see the next check",)
+    check = f"{what}: the threshold's chance is charged"
+    result = result_of(check, faults, runs=1, blind=blind, is_certain=True)
+    return dataclasses.replace(result, details=(words,))
+
+
+def check_unit_with_a_word(release: WordRelease, what: str = "words", *, units: int = 5_000) -> AuditResult:
+    """Plays releases at a delta that can be seen: something of one unit alone leaves no more often than is charged.
+
+    Every unit of a run holds items that no other holds, so that a run is as many trials. Words are played by the
+    component itself; units of one item and of the most that the plan allows, 32 at most.
+    """
+    faults, charged = list[str](), 0.0
+    most = min(release.rule.max_words, 32)
+    for noise, size in itertools.product(_VISIBLE_NOISES, sorted({1, most})):
+        hits, charged = _hits(release, noise, size, most, units)
+        if (least := clopper_pearson_lower(hits, units, ALARM)) > charged:
+            faults.append(f"{size} items at noise {noise}: seen with a chance above {least:.3g}, charged {charged:.3g}")
+    fewest = next(hits for hits in range(units + 1) if clopper_pearson_lower(hits, units, ALARM) > charged)
+    power = float(stats.binom.sf(fewest - 1, units, 1.5 * charged))
+    return result_of(
+        f"{what}: one unit alone",
+        faults,
+        runs=2 * units,
+        power=power,
+        power_for="one and a half times the chance to be found",
+        blind=(
+            "thresholds of another delta than this game's",
+            "units of numbers of items between those that are played",
+        ),
+    )
+
+
+def _hits(release: WordRelease, noise: float, size: int, most: int, units: int) -> tuple[int, float]:
+    """Returns how many of so many units, alone with `size` items each, something was released of, and the charge."""
+    held = [[made_up(unit * most + place) for place in range(size + 1)] for unit in range(units)]
+    owner = {word: unit for unit, words in enumerate(held) for word in words}
+    if isinstance(release.rule, UnitPairs):
+        threshold = least_threshold(noise, most, release.adjacency, _DELTA / 2)
+        mechanism = dataclasses.replace(release.mechanism, noise_multiplier=noise, threshold=threshold)
+        made = WordRelease(UnitPairs("text", most), mechanism, release.adjacency)
+        records = [({"text": " ".join(words)},) for words in held]
+        found = [pair.split(" ")[0] for pair, _ in made.release(records, tuple(owner), rng=SYSTEM_RANDOM)]
+        return len({owner[word] for word in found}), _failure_charged(made)
+    texts = tuple(" ".join(words[:size]) for words in held)
+    finder = word_finder_of(texts, adjacency=release.adjacency, noise_multiplier=noise, max_values=most)
+    charged = _failure_charged(finder.plan.release)
+    return len({owner[word] for word in finder.run(progress=False).words}), charged
+
+
+# What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
+
+_LABELS = (MINE, OTHER)
+_OUTCOME_RUNS = {"add_remove": 480, "replace_one": 1_560}
+_CHOICE_RUNS = {"add_remove": 700, "replace_one": 360}
+_FEW_CELLS = 4
+_HOSTILE = (-1.0, 0.0, 0.5, 1.0, 2.0, 1e300, -1e300, math.inf, -math.inf, math.nan)
+
+
+class _Reader(LLM):
+    """Answers with the record's own text, with a fixed one, or not at all."""
+
+    says: str = ""
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "audited"
+
+    @override
+    def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        if prompt.startswith("fails"):
+            raise ValueError(prompt)
+        return self.says or prompt
+
+
+def question_over(private: PrivateExamples, *, is_choice: bool = False) -> Question:
+    """Returns what is asked: a chain that says what the record says, and for a choice two that always name one label.
+
+    Args:
+      private: the examples.
+      is_choice: whether two chains are candidates.
+    """
+    prompt = PromptTemplate.from_template("{text}")
+    chains: dict[str, Any] = {label: prompt | _Reader(says=label) for label in _LABELS}
+    chains = chains if is_choice else {"chain": prompt | _Reader()}
+    return silent_question(private, chains, Exact(), inputs=None, timeout=None, is_choice=is_choice)
+
+
+def _private_answers(units: tuple[str, ...]) -> PrivateExamples:
+    records = [{"text": MINE, "label": unit} for unit in units]
+    return PrivateExamples(records, label_key="label", labels=_LABELS, public_size=1)
+
+
+def evaluation_of(units: tuple[str, ...], *, adjacency: Adjacency = "add_remove") -> Evaluation:
+    """Builds an evaluation over units that the chain calls `MINE`, whatever their label is, on a budget of its own."""
+    private, budget = _private_answers(units), Budget(epsilon=_EPSILON, delta=0.1, adjacency=adjacency)
+    question = question_over(private)
+    plan = plan_evaluation(
+        1, widths=question.widths, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=NOISE
+    )
+    return Evaluation(private, question, plan=plan, budget=budget, share=_declared(private, budget, plan))
+
+
+def choice_of(units: tuple[str, ...], *, adjacency: Adjacency = "add_remove") -> Choosing:
+    """Builds a choice between two chains that each name one label always, on a budget of its own."""
+    private, budget = _private_answers(units), Budget(epsilon=_EPSILON, delta=0.1, adjacency=adjacency)
+    question = question_over(private, is_choice=True)
+    plan = plan_choice(1, candidates=2, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=NOISE)
+    return Choosing(
+        private, question, dict.fromkeys(_LABELS), plan=plan, budget=budget, share=_declared(private, budget, plan)
+    )
+
+
+def _declared(private: PrivateExamples, budget: Budget, plan: EvaluationPlan | ChoicePlan) -> Any:
+    return declare_share(private, budget, plan, component="audited", epsilon=_EPSILON / 2, public=plan.to_dict())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationGame(OnceGame):
+    """A game against the release of `dp_evaluate`."""
+
+    def build(self, units: tuple[str, ...]) -> Evaluation:
+        """Builds the evaluation."""
+        return evaluation_of(units, **self.options)
+
+    def release(self, made: Evaluation) -> tuple[Mapping[str, int], int]:
+        """Counts the outcomes, in both tables: the lesser count of the target, and the larger one of another."""
+        found = made.run(progress=False)
+        table, by_score = found.tables["exact"], found.by_score["exact"]
+        counts = {MINE: min(table[MINE, MINE], by_score[1.0]), OTHER: max(table[OTHER, MINE], by_score[0.0])}
+        return counts, _tickets_left(made)
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns whether the counts speak for the target; of another in its place, against it."""
+        is_replaced = self.options["adjacency"] == "replace_one"
+        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceGame(OnceGame):
+    """A game against the release of `dp_choose`."""
+
+    def build(self, units: tuple[str, ...]) -> Choosing:
+        """Builds the choice."""
+        return choice_of(units, **self.options)
+
+    def release(self, made: Choosing) -> tuple[Mapping[str, int], int]:
+        """Chooses."""
+        return {made.run(progress=False).name: 1}, _tickets_left(made)
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns the chain that was chosen: that of the target's label, or the other."""
+        return MINE if MINE in counts else OTHER
+
+
+def _tickets_left(made: Evaluation | Choosing) -> int:
+    (kind,) = made.plan.tickets()
+    return made.share.remaining(kind.template, label=kind.label)
+
+
+def _gumbel_law(moved: int) -> Callable[[float], tuple[float, float]]:
+    """Returns the chances of the target's chain on both sides, from the factor of the noise."""
+
+    def law(factor: float) -> tuple[float, float]:
+        wins = 1.0 / (1.0 + math.exp(-factor / (NOISE * moved)))
+        return wins, 0.5 if moved == 1 else 1.0 - wins
+
+    return law
+
+
+def games(plan: EvaluationPlan | ChoicePlan) -> Iterator[OnceGame]:
+    """Yields the worst case of a plan: one unit that is added, or replaced by another.
+
+    Args:
+      plan: of an evaluation or a choice.
+    """
+    adjacency = plan.adjacency
+    moved = 2 if adjacency == "replace_one" else 1
+    terms: dict[str, Any] = {"units": (MINE,), "options": {"adjacency": adjacency}}
+    if isinstance(plan, EvaluationPlan):
+        yield EvaluationGame(
+            name=f"one outcome: discrete_laplace, {adjacency}",
+            neighbour=(OTHER,) if moved == 2 else (),
+            runs=_OUTCOME_RUNS[adjacency],
+            law=laplace_law(2 * moved),  # one cell of each of two tables
+            **terms,
+        )
+    else:
+        yield ChoiceGame(
+            name=f"one choice: gumbel, {adjacency}",
+            neighbour=(OTHER,) if moved == 2 else (),
+            runs=_CHOICE_RUNS[adjacency],
+            law=_gumbel_law(moved),
+            **terms,
+        )
+
+
+ROWS = "rows: one per unit, from its own records"
+
+
+def checks(plan: EvaluationPlan | ChoicePlan) -> Iterator[Named]:
+    """Yields the checks of a plan, except for games.
+
+    Args:
+      plan: of an evaluation or a choice.
+    """
+    release: Any = plan.release
+    yield "sampler: rate", lambda: check_sampler_rate(release)
+    if isinstance(plan, EvaluationPlan):
+        yield "outcomes: one unit adds no more than charged", lambda: check_outcome_contribution(release)
+        yield "noise: scale, at your own size", lambda: check_noise(release)
+        yield TABLES, lambda: check_tables(release)
+    else:
+        yield "rows", lambda: check_row_contribution(release)
+        yield "noise: scale", lambda: check_noise_scale(release)
+    yield ROWS, check_rows
+    yield PARTS, check_parts
+
+
+def check_outcome_contribution(release: OutcomePlan) -> AuditResult:
+    """Checks that no row, whatever stands in it, moves the tables by more than is charged, and no count by more than 1.
+
+    Rows of places and of hostile numbers come, go and replace each other beside others.
+
+    Args:
+      release: of an evaluation.
+    """
+    table, tables = release.table, len(release.table.widths)
+    places = [np.array([float(min(place, width - 1)) for width in table.widths]) for place in range(3)]
+    rows = [*places, *(np.full(tables, number) for number in _HOSTILE)]
+    faults, tried = set[str](), 0
+    beside = np.array(places)
+
+    def counts(*more: Any) -> list[int]:
+        return list(itertools.chain.from_iterable(table.counts(np.array([*beside, *more]))))
+
+    for one in rows:
+        others: list[tuple[Any, ...]] = [()]
+        others += [(other,) for other in rows] if release.adjacency == "replace_one" else []
+        for other in others:
+            moves = [abs(a - b) for a, b in zip(counts(one), counts(*other), strict=True)]
+            tried += 1
+            if sum(moves) > release.l1_sensitivity or max(moves) > 1:
+                faults.add(f"a row moves the tables by {sum(moves)}, charged is {release.l1_sensitivity}")
+    check = "outcomes: one unit adds no more than charged"
+    return result_of(check, sorted(faults), runs=tried, blind=("rows not tried",), is_certain=True)
+
+
+TABLES = "noise: in every table"
+
+
+def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
+    """Checks the noise of whole releases, over no unit and over one: in each table, and in two tables together.
+
+    Of wide tables, a few cells are drawn: the noise follows from the number of tables. Binomial tests, exact.
+
+    Args:
+      release: of an evaluation.
+      draws: counts that are drawn of each table, at least.
+    """
+    widths = tuple(min(width, _FEW_CELLS) for width in release.table.widths)
+    few = dataclasses.replace(release, table=OutcomeTable(widths))
+    scale = float(few.scale)
+    far = max(1, math.ceil(scale))
+    chance = 2 * float(stats.dlaplace(1.0 / scale).sf(far - 1))
+    noises: list[list[int]] = [[] for _ in widths]
+    firsts = []
+    for run in range(math.ceil(draws / min(widths))):
+        has_one = run % 2
+        drawn = few.release(np.zeros((has_one, len(widths))), rng=SYSTEM_RANDOM)
+        for noise, counts in zip(noises, drawn, strict=True):
+            noise += [counts[0] - has_one, *counts[1:]]
+        firsts.append([abs(counts[0] - has_one) >= far for counts in drawn])
+    faults, powers, alarm = list[str](), list[float](), ALARM / (2 * len(widths))
+    is_far = np.array(firsts)
+    tests = [(f"table {place}", np.abs(np.array(noise)) >= far, chance) for place, noise in enumerate(noises)]
+    tests += [
+        (f"tables {place} and {place + 1}", is_far[:, place : place + 2].all(1), chance**2)
+        for place in range(len(widths) - 1)
+    ]
+    for name, coins, share in tests:
+        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < alarm:
+            faults.append(
+                f"{name}: {int(coins.sum())} of {coins.size} counts are far off, expected {coins.size * share:.1f}"
+            )
+    for noise in noises:
+        size = len(noise)
+        halved = 2 * float(stats.dlaplace(2.0 / scale).sf(far - 1))
+        powers.append(float(stats.binom.cdf(stats.binom.ppf(alarm / 2, size, chance) - 1, size, halved)))
+    blind = ("noise of which a small share is missing",)
+    return result_of(TABLES, faults, runs=sum(map(len, noises)), power=min(powers), blind=blind)
+
+
+def check_rows() -> AuditResult:
+    """Checks that a unit more adds one row and moves no other, whatever its records do to template, chain and parser.
+
+    Fails, many records, none, and texts that are templates themselves come beside others.
+    """
+    private = _private_answers((MINE,))
+    beside = [[(MINE,), (OTHER,)], [(MINE,), ("fails",), (OTHER,)]]
+    more = [(), ("fails",) * 3, (MINE,) * 50, ("{text}",), ("\x00",), ("neither",), ("",)]
+    faults = set[str]()
+    for is_choice, others in itertools.product((False, True), beside):
+        question = question_over(private, is_choice=is_choice)
+        without = _rows(question, others)
+        for unit in more:
+            with_it = _rows(question, [*others, unit])
+            if with_it.shape != (len(others) + 1, question.width):
+                faults.add("a unit adds other than one row")
+            elif not np.array_equal(with_it[:-1], without):
+                faults.add("a unit moves the rows of others")
+            elif is_choice and not set(with_it[-1].tolist()) <= {0.0, 1.0}:
+                faults.add("a row of a choice holds more than right and wrong")
+    return result_of(ROWS, sorted(faults), runs=4 * len(more), blind=("own functions that remember",), is_certain=True)
+
+
+def _rows(question: Question, units: Sequence[tuple[str, ...]]) -> Any:
+    records = [tuple({"text": text, "label": text if text in _LABELS else MINE} for text in unit) for unit in units]
+    return question.ask([OpaqueValue(unit) for unit in records]).run().take()
+
+
+PARTS = "parts: a unit is in one half, by itself"
+
+
+def check_parts() -> AuditResult:
+    """Checks that each unit is in one half, the same one with any other units beside it, with names and without."""
+    texts, faults = [f"text {place}" for place in range(60)], set[str]()
+    for key in (None, "user"):
+        whole = _halves(texts, key)
+        if sorted(itertools.chain.from_iterable(whole)) != sorted(texts):
+            faults.add("a unit is in both halves, or in none")
+        for gone in texts[:20]:
+            without = _halves([text for text in texts if text != gone], key)
+            if without != [half - {gone} for half in whole]:
+                faults.add("a unit moves others from one half to the other")
+    return result_of(PARTS, sorted(faults), runs=40, blind=("units not tried",), is_certain=True)
+
+
+def _halves(texts: list[str], key: str | None) -> list[set[str]]:
+    private = PrivateExamples([{"text": text, "user": text} for text in texts], unit_key=key, public_size=60)
+    pools = [pool_without_privacy(split_in_parts(private), part) for part in ("choose", "test")]
+    return [
+        {record["text"] for position in range(pool.num_units) for record in pool.records(position)} for pool in pools
+    ]

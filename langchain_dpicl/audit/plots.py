@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from langchain_dpicl.audit.membership import NOTICE, MembershipResult
-from langchain_dpicl.audit.membership_scores import LOW_RATE, Claim, rate_grid
+from langchain_dpicl.audit.membership import LOW_RATE, NOTICE, Claim, MembershipResult, rate_grid
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.reports.plots import Where, _figure, _save, _tidy
 

@@ -1,4 +1,4 @@
-"""Selects and runs the checks of one configuration: samples, prices, tickets, reports, released scores, games."""
+"""Selects and runs the checks of one configuration, with the worst-case games of its mechanism, rows and relation."""
 
 from __future__ import annotations
 
@@ -15,23 +15,41 @@ from langsmith.run_helpers import tracing_context
 from numpy.typing import NDArray
 from scipy import stats
 
-from langchain_dpicl.audit import (
-    component_checks,
-    count_games,
-    evaluation_games,
-    generation_games,
-    query_games,
-    word_games,
-    worst_cases,
-)
-from langchain_dpicl.audit.adversarial_backends import ReadAnswers, ReadGradients, ReadLogits, ReadTokens, ReadVotes
-from langchain_dpicl.audit.bounds import ALARM, gaussian_epsilon, mu_squared
+from langchain_dpicl.audit import component_checks, component_games, count_games
 from langchain_dpicl.audit.component_checks import is_fair_and_fresh
-from langchain_dpicl.audit.game import AuditReport, AuditResult, Game, PrivacyAuditError, Verdict, control, play
-from langchain_dpicl.audit.generation_games import can_refute, canaries
-from langchain_dpicl.audit.query_games import LabelGame, VotingGame
+from langchain_dpicl.audit.component_games import (
+    CANARY_LENGTH,
+    CLIP,
+    FreeFormGame,
+    LabelGame,
+    StepGame,
+    TokenGame,
+    VotingGame,
+    can_refute,
+    canaries,
+)
+from langchain_dpicl.audit.game import (
+    ALARM,
+    AuditReport,
+    AuditResult,
+    Game,
+    PrivacyAuditError,
+    Verdict,
+    control,
+    gaussian_epsilon,
+    index_law,
+    mu_squared,
+    odds_law,
+    play,
+    vector_law,
+)
 from langchain_dpicl.audit.targets import (
     QUERY,
+    ReadAnswers,
+    ReadGradients,
+    ReadLogits,
+    ReadTokens,
+    ReadVotes,
     Subject,
     helper_of,
     labeler_of,
@@ -41,24 +59,282 @@ from langchain_dpicl.audit.targets import (
     training_of,
     voter_of,
 )
-from langchain_dpicl.audit.worst_cases import LOUD_A, YES
-from langchain_dpicl.documents.plan import DocumentsPlan
+from langchain_dpicl.discovery import WordsPlan
+from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
 from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import effective_delta
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
+from langchain_dpicl.privacy.extensions.value_counts import CountPlan
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
-from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.soft_prompts.plan import TrainingPlan
-from langchain_dpicl.words import WordsPlan
+
+# The noise is the audit's own: one release has a mu, range or epsilon of about 2, where few answers reveal a wrong
+# scale; logits have clip 2 and the default temperature. Everything else is the user's. Every sample holds the target:
+# amplification would hide a wrong noise in any affordable number of runs, so `sampled` and `parts` audit sampling.
+
+
+YES, NO = "1,0", "0,1"
+LOUD_A, LOUD_B, LEANS_B = "40,-40,0", "-39,39,0", f"{math.log(0.25)},{math.log(0.75)},-40"
+_SURE_B, _BYSTANDER = (-40.0, 40.0, -40.0), (0.0, 0.0, math.log(2.0))
+_TEST_NOISE = {"gumbel": 0.5, "permute_and_flip": 0.6, "gaussian": 0.5, "joint_exponential": 0.5}
+_ROOT = math.sqrt(2.0)
+_NEVER_REJECTS = -100.0
+
+# Runs of each side at which half of the noise is seen with a chance of .99 and more; see tests of the powers.
+_RUNS = {
+    ("gumbel", "slots"): 340,
+    ("gumbel", "units"): 680,
+    ("permute_and_flip", "slots"): 760,
+    ("permute_and_flip", "units"): 760,
+    ("gaussian", "slots"): 200,
+    ("gaussian", "units"): 2_600,
+}
+
+
+def shape_of(rows: str, adjacency: str, sampling: str = "poisson") -> dict[str, Any]:
+    """Returns the options of a shape of rows, at which every sample holds everybody."""
+    return {"rows": rows, "adjacency": adjacency, **({} if sampling == "poisson" else {"sampling": sampling})}
+
+
+def _is_moved(rows: str, adjacency: str) -> bool:
+    """Returns whether the target's vote changes, instead of appearing."""
+    return rows == "slots" or adjacency == "replace_one"
+
+
+def _two(mechanism: str, rows: str, adjacency: str, *, sampling: str) -> dict[str, Any]:
+    """Returns data sets and noise-free sums of two candidates where the mechanism tells most.
+
+    Gumbel and Gaussian noise: the vote of the only slot changes, or comes alone. Permute-and-flip: a tie against a gap.
+    An empty slot is asked too, and votes for the second.
+    """
+    is_fixed = sampling in {"fixed", "partition"}
+    if not _is_moved(rows, adjacency):
+        return {"units": (YES,), "neighbour": (), "sums": ((1.0, 0.0), (0.0, 0.0)), "size": 1}
+    ties = mechanism == "permute_and_flip"
+    beside = (NO,) if ties and (rows == "units" or is_fixed) else ()
+    gone = (NO,) if adjacency == "replace_one" else ()
+    sums = ((1.0, 1.0), (0.0, 2.0)) if ties else ((1.0, 0.0), (0.0, 1.0))
+    return {"units": (YES, *beside), "neighbour": (*gone, *beside), "sums": sums, "size": 1 + ties}
+
+
+def vote_cases(
+    kind: type[VotingGame | LabelGame],
+    *,
+    mechanism: str,
+    rows: str,
+    adjacency: str,
+    sampling: str = "poisson",
+    has_vectors: bool = False,
+    abstains: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[Game]:
+    """Yields the worst cases of votes for labels; `has_vectors` where noisy votes leave as well."""
+    noise, moved = _TEST_NOISE[mechanism], _is_moved(rows, adjacency)
+    pair = _two(mechanism, rows, adjacency, sampling=sampling)
+    terms = {
+        **shape_of(rows, adjacency, sampling),
+        "mechanism": mechanism,
+        "noise_multiplier": noise,
+        **(options or {}),
+    }
+    terms["public_size"] = pair["size"]
+    name = f"one answer: {mechanism}, {rows}, {adjacency}"
+    range_, length = (2.0, _ROOT) if moved else (1.0, 1.0)
+    sides: dict[str, Any] = {"units": pair["units"], "neighbour": pair["neighbour"]}
+    if has_vectors:
+        direction = (1.0, -1.0) if moved else (1.0, 0.0)
+        ends = tuple(sum(a * b for a, b in zip(direction, sums, strict=True)) for sums in pair["sums"])
+        middle = sum(ends) / 2
+        scale = noise * length * (_ROOT if moved else 1.0)
+        law = vector_law((ends[0], ends[1]), scale=scale, threshold=middle)
+        yield kind(name=name, **sides, runs=200, options=terms, direction=direction, threshold=middle, law=law)
+        return
+    law = index_law(mechanism, pair["sums"], scale=noise * (length if mechanism == "gaussian" else range_))
+    runs = _RUNS[mechanism, "slots" if moved else "units"]
+    yield kind(name=name, **sides, runs=runs, options=terms, law=law)
+    if sampling == "poisson" and adjacency == "add_remove" and "teachers" not in terms and mechanism == "gumbel":
+        yield _on_a_sample(kind, terms, moved=moved)
+    if abstains and mechanism == "gumbel":
+        yield _abstaining(kind, terms, noise=noise, moved=moved, mechanism=mechanism)
+
+
+def _on_a_sample(kind: type[VotingGame | LabelGame], terms: Mapping[str, Any], *, moved: bool) -> Game:
+    """Returns the game on a secret sample that holds the target every fourth time.
+
+    Its law is about the rate, of a factor of 2 alone: everybody is in every sample. With half of the noise, or at twice
+    the rate, a game of this size shows nothing: other checks look at those.
+    """
+    noise, rate = 1 / 3, 0.25
+    with_target = index_law("gumbel", ((1.0, 0.0), (0.0, float(moved))), scale=noise * (2.0 if moved else 1.0))
+
+    def law(factor: float) -> tuple[float, float]:
+        given_in, without = with_target(1.0)
+        in_sample = 1.0 if factor > 1.0 else rate
+        return in_sample * given_in + (1.0 - in_sample) * without, without
+
+    return kind(
+        name=f"one answer on a secret sample: gumbel, {terms['rows']}, add_remove",
+        units=(YES,),
+        neighbour=(),
+        runs=300,
+        options={**terms, "public_size": 4, "num_slots": 1, "noise_multiplier": noise},
+        law=law,
+        power_for="everybody in every sample",
+    )
+
+
+def _abstaining(
+    kind: type[VotingGame | LabelGame], terms: Mapping[str, Any], *, noise: float, moved: bool, mechanism: str
+) -> Game:
+    """Returns the game about the candidate to abstain: a constant between what the label has with and without."""
+    units: tuple[str, ...]
+    neighbour: tuple[str, ...]
+    if moved:
+        sums, size, units, neighbour = ((1.0, 0.0, 0.5), (0.0, 1.0, 0.5)), 1, (YES,), ()
+        neighbour = (NO,) if terms["adjacency"] == "replace_one" else neighbour
+    else:
+        sums, size, units, neighbour = ((2.0, 0.0, 1.5), (1.0, 0.0, 1.5)), 3, (YES, YES), (YES,)
+    return kind(
+        name=f"one answer or none: {mechanism}, {terms['rows']}, {terms['adjacency']}",
+        units=units,
+        neighbour=neighbour,
+        runs=1_400 if moved else 700,
+        options={**terms, "public_size": size, "abstain_below": 0.5},
+        law=index_law(mechanism, sums, scale=noise * (2.0 if moved else 1.0)),
+    )
+
+
+def confident_cases(*, rows: str, adjacency: str, teachers: str, sampling: str = "poisson") -> Iterator[Game]:
+    """Yields the worst cases of Confident-GNMax: its test, and its answer."""
+    noise = 0.5
+    sampled = {} if teachers == "fixed" else {**shape_of(rows, adjacency, sampling)}
+    terms = {**sampled, "adjacency": adjacency, "teachers": teachers}
+    moved = _is_moved(rows, adjacency)
+    is_dealt = rows == "units" or teachers == "fixed" or sampling == "fixed"
+    # Between a tie and two votes for the other, or none and one, the largest count moves by one.
+    beside = (NO,) if moved and is_dealt else ()
+    counts = (1.0, 2.0) if moved else (1.0, 0.0)
+    middle = sum(counts) / 2
+    law = vector_law((-counts[0], -counts[1]), scale=noise, threshold=-middle)
+    yield LabelGame(
+        name=f"one test: confident_gnmax, {rows}, {adjacency}",
+        units=(YES, *beside),
+        neighbour=((NO,) if adjacency == "replace_one" else ()) + beside,
+        runs=200,
+        options={**terms, "public_size": 2 if moved else 1, "confident": (middle, noise, noise)},
+        question="test",
+        law=law,
+    )
+    pair = _two("gaussian", rows, adjacency, sampling="partition" if teachers == "fixed" else sampling)
+    scale = noise * (_ROOT if moved else 1.0)
+    yield LabelGame(
+        name=f"one answer: confident_gnmax, {rows}, {adjacency}",
+        units=pair["units"],
+        neighbour=pair["neighbour"],
+        runs=200 if moved else 2_600,
+        options={**terms, "public_size": pair["size"], "confident": (_NEVER_REJECTS, noise, scale)},
+        question="answer",
+        law=index_law("gaussian", pair["sums"], scale=scale),
+    )
+
+
+def free_form_cases(*, aggregation: str, rows: str, adjacency: str, sampling: str = "poisson") -> Iterator[Game]:
+    """Yields the worst case of answers in free form: opposite answers, or one keyword."""
+    moved = _is_moved(rows, adjacency)
+    gone = ("no",) if adjacency == "replace_one" else ()
+    terms = {**shape_of(rows, adjacency, sampling), "aggregation": aggregation, "noise_multiplier": 0.5}
+    beside: tuple[str, ...] = ()
+    if aggregation == "keywords":
+        # The gap to the largest count, over twice the multiplier times the range, is what one keyword loses: that is
+        # half of what a sequence of several may lose, and is charged.
+        law = index_law("gumbel", ((1.0, 0.0), (0.0, float(moved))), scale=2.0 * 0.5 * (2.0 if moved else 1.0))
+        runs = 400
+    elif moved:
+        law, runs = vector_law((1.0, -1.0), scale=0.5 * 2.0, threshold=0.0), 200
+    else:
+        # One vector of length 1 comes to two that lean the other way by half of it.
+        beside, terms["public_size"] = ("up", "down"), 3
+        law, runs = vector_law((0.5, -0.5), scale=0.5, threshold=0.0), 200
+    yield FreeFormGame(
+        name=f"one answer: {aggregation}, {rows}, {adjacency}",
+        units=("yes", *beside),
+        neighbour=(*gone, *beside),
+        runs=runs,
+        options=terms,
+        law=law,
+        is_tight=aggregation != "keywords",
+    )
+
+
+def token_cases(
+    *, mechanism: str, rows: str, adjacency: str, sampling: str = "poisson", rule: Mapping[str, Any] | None = None
+) -> Iterator[Game]:
+    """Yields the worst case of one generated token; `rule` holds the parameters of a logit mechanism."""
+    moved = _is_moved(rows, adjacency)
+    is_logit = mechanism in LOGIT_MECHANISMS
+    noise = 0.5 if is_logit else _TEST_NOISE[mechanism]
+    terms = {**shape_of(rows, adjacency, sampling), "mechanism": mechanism, "noise_multiplier": noise, **(rule or {})}
+    name = f"one token: {mechanism}, {rows}, {adjacency}"
+    gone = (LOUD_B,) if adjacency == "replace_one" else ()
+    sides: dict[str, Any] = {"units": (LOUD_A,), "neighbour": gone, "public": _SURE_B}
+    odds = odds_law((1.0, -1.0) if moved else (2.0, 0.0))
+    if is_logit:
+        sides["public"] = _BYSTANDER
+        if moved and adjacency == "add_remove":
+            # Of a slot's two records the loudest speaks; without the target the other does.
+            sides |= {"units": (LOUD_A, LOUD_B), "neighbour": (LOUD_B,)}
+            terms |= {"shots_per_slot": 2, "public_size": 2, "num_slots": 1}
+        runs = 1_100 if moved else 2_100
+        yield TokenGame(name=name, **sides, runs=runs, options=terms, kept=("a", "b"), share=0.4, law=odds)
+        return
+    if mechanism == "gumbel":
+        runs = 640 if moved else 1_400
+        yield TokenGame(
+            name=name, **sides, runs=runs, options=terms, kept=("a", "b"), share=0.7 if moved else 0.6, law=odds
+        )
+        return
+    sums: Any = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))
+    runs = 340
+    if mechanism == "permute_and_flip":
+        runs, terms["public_size"] = 1_600, 2
+        if moved:
+            beside = (LOUD_B,) if rows == "units" or sampling == "fixed" else ()
+            sums = ((1.0, 1.0, 0.0), (0.0, 2.0, 0.0))
+            sides |= {"units": (LOUD_A, *beside), "neighbour": (*gone, *beside)}
+        else:
+            sums, terms["public_size"] = ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)), 1
+    elif not moved:
+        sums, terms["public_size"], runs = ((1.25, 0.75, 0.0), (0.25, 0.75, 0.0)), 2, 2_000
+        sides |= {"units": (LOUD_A, LEANS_B), "neighbour": (LEANS_B,)}
+    length = (_ROOT if moved else 1.0) if mechanism == "gaussian" else (2.0 if moved else 1.0)
+    yield TokenGame(name=name, **sides, runs=runs, options=terms, law=index_law(mechanism, sums, scale=noise * length))
+
+
+def step_cases(*, adjacency: str) -> Iterator[Game]:
+    """Yields the worst case of a training step: the longest gradient, which goes or turns round."""
+    moved = adjacency == "replace_one"
+    ends, scale = (1.0, -1.0 if moved else 0.0), 0.5 * (2.0 if moved else 1.0)
+    yield StepGame(
+        name=f"one training step: gaussian, {adjacency}",
+        units=(f"0:{CANARY_LENGTH * CLIP}",),
+        neighbour=(f"0:{-CANARY_LENGTH * CLIP}",) if moved else (),
+        runs=220,
+        options={"adjacency": adjacency, "noise_multiplier": 0.5},
+        direction=(1.0, 0.0, 0.0, 0.0),
+        threshold=sum(ends) / 2,
+        far=1.0 + 2.0 * scale,
+        law=vector_law((-ends[0], -ends[1]), scale=scale, threshold=-sum(ends) / 2),
+    )
+
 
 # The component itself runs, and its backend counts the prompts that hold a record. `parts` checks the sampler alone.
 
@@ -416,15 +692,15 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
         yield AuditCheck("ledger: tickets", lambda: check_tickets(subject))
         yield AuditCheck("ledger: report", lambda: check_report(subject))
     if isinstance(subject.plan, EvaluationPlan | ChoicePlan):
-        yield from (AuditCheck(*named) for named in evaluation_games.checks(subject.plan))
+        yield from (AuditCheck(*named) for named in count_games.checks(subject.plan))
     elif isinstance(subject.plan, DocumentsPlan):
         yield from _document_checks(subject, subject.plan)
     elif isinstance(release, CountPlan):
         yield from (AuditCheck(*named) for named in count_games.count_checks(release))
     elif isinstance(subject.plan, WordsPlan):
-        yield from (AuditCheck(*named) for named in word_games.word_checks(subject.plan))
+        yield from (AuditCheck(*named) for named in count_games.word_checks(subject.plan))
     elif isinstance(release, ParticipationPlan):
-        yield AuditCheck("balances: none is shown", lambda: query_games.check_nothing_else_shown(release.row_shape))
+        yield AuditCheck("balances: none is shown", lambda: component_games.check_nothing_else_shown(release.row_shape))
     else:
         yield from _row_checks(subject, _rows_of(subject))
     for game in games_of(subject):
@@ -437,7 +713,7 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
 
 def _document_checks(subject: Subject, plan: DocumentsPlan) -> Iterator[AuditCheck]:
     """Yields the checks of a store: of its topics, its words and the rows of its texts."""
-    named = (*count_games.document_checks(plan), *word_games.document_checks(plan))
+    named = (*count_games.document_checks(plan), *count_games.document_word_checks(plan))
     yield from (AuditCheck(*one) for one in named)
     if plan.generation is not None:
         yield from _row_checks(subject.texts, _rows_of(subject.texts))
@@ -452,7 +728,7 @@ def _rows_of(subject: Subject) -> ReleasePlan:
 def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[AuditCheck]:
     """Yields the checks of samples, rows and noise, and of words that leave before texts."""
     if isinstance(subject.plan, GenerationPlan):
-        yield from (AuditCheck(*named) for named in word_games.first_word_checks(subject.plan))
+        yield from (AuditCheck(*named) for named in count_games.first_word_checks(subject.plan))
     for label, branch in getattr(subject.plan, "branches", ((None, release),)):
         rate, place = (
             name if label is None else f"{name}, label {label!r}"
@@ -530,18 +806,18 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
     if subject.method == "evolution":
-        return tuple(generation_games.evolution_cases(adjacency=release.adjacency))
+        return tuple(component_games.evolution_cases(adjacency=release.adjacency))
     if subject.method == "dpsgd" or design is None:
-        return tuple(worst_cases.step_cases(adjacency=release.adjacency))
+        return tuple(step_cases(adjacency=release.adjacency))
     sampling = design.sampling if design.sampling in {"fixed", "partition"} else "poisson"
     if subject.method == "free_form":
-        return tuple(worst_cases.free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
+        return tuple(free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
     if subject.method == "generation":
         rule = subject.plan.rule  # type: ignore[union-attr]
         terms = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
         rule_terms = {key: value for key, value in terms.items() if value is not None}
-        words = () if subject.plan.words is None else word_games.word_games(adjacency=release.adjacency)  # type: ignore[union-attr]
-        texts = worst_cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape)
+        words = () if subject.plan.words is None else count_games.word_games(adjacency=release.adjacency)  # type: ignore[union-attr]
+        texts = token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape)
         return (*words, *texts)
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
@@ -550,13 +826,13 @@ def _other_games(subject: Subject) -> tuple[Game, ...]:
     """Returns the games of what is no sampled row; of synthetic documents, those of their texts as well."""
     plan, release = subject.plan, subject.plan.release
     if isinstance(plan, EvaluationPlan | ChoicePlan):
-        return tuple(evaluation_games.games(plan))
+        return tuple(count_games.games(plan))
     if isinstance(release, ParticipationPlan):
-        return tuple(query_games.retrieval_cases(rows=release.row_shape))
+        return tuple(component_games.retrieval_cases(rows=release.row_shape))
     if isinstance(plan, DocumentsPlan):
         return tuple(_document_games(subject, plan))
     if isinstance(release, WordRelease):
-        return tuple(word_games.word_games(adjacency=release.adjacency))
+        return tuple(count_games.word_games(adjacency=release.adjacency))
     return tuple(count_games.count_games(adjacency=plan.adjacency))
 
 
@@ -565,7 +841,7 @@ def _document_games(subject: Subject, plan: DocumentsPlan) -> Iterator[Game]:
     if isinstance(plan.topics, CountPlan):
         yield from count_games.document_games(adjacency=plan.adjacency)
     if plan.releases_words:
-        yield from word_games.word_games(adjacency=plan.adjacency)
+        yield from count_games.word_games(adjacency=plan.adjacency)
     if plan.generation is not None:
         yield from games_of(subject.texts)
 
@@ -576,12 +852,12 @@ def _vote_games(
     mechanism = _rows_of(subject).mechanism
     teachers = getattr(subject.plan, "teachers", None)
     if isinstance(mechanism, ConfidentGNMaxMechanism):
-        yield from worst_cases.confident_cases(teachers=str(teachers), sampling=sampling, **shape)
+        yield from confident_cases(teachers=str(teachers), sampling=sampling, **shape)
         return
     # Where one sample serves a whole run and holds everybody, an input has its part of the one ticket.
     more = {} if teachers is None else {"teachers": teachers}
     is_vector = mechanism.name == "gaussian"
-    yield from worst_cases.vote_cases(
+    yield from vote_cases(
         VotingGame if teachers is None else LabelGame,
         mechanism=mechanism.name,
         sampling="poisson" if teachers == "fixed" else sampling,

@@ -12,13 +12,11 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends.base import ChoiceBackend, GradientBackend, NextTokenBackend, TextBackend
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
-from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
-from langchain_dpicl.backends.langchain.probe import NoLogprobsError
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend, NoLogprobsError
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls import public_calls
-from langchain_dpicl.backends.private_calls.call import RetryPolicy, SilentModel, unwrap
+from langchain_dpicl.backends.private_calls.call import RetryPolicy, SilentModel, spelling_of, unwrap
 from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
-from langchain_dpicl.backends.private_calls.spelling import spelling_of
 from langchain_dpicl.backends.private_process.engines import PrivateProcess, ProcessEngine
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError

@@ -12,10 +12,8 @@ from langchain_core.callbacks import BaseCallbackHandler
 from typing_extensions import override
 
 from langchain_dpicl._opaque import Uncopyable
-from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import CHARGED, REFUSED, RELEASE
-from langchain_dpicl.budget.handler import BudgetLike, budget_of
-from langchain_dpicl.budget.use import BudgetUse, TicketUse
+from langchain_dpicl.budget.budget import Budget, BudgetUse, TicketUse
+from langchain_dpicl.budget.handler import CHARGED, REFUSED, RELEASE, BudgetLike, budget_of
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 
 Labels = Mapping[str, str]

@@ -1,24 +1,59 @@
-"""Runs `dpicl check`: shows the owner what a file of records holds, what is refused and which declaration fits."""
-
-# Every other command shows nothing of the records. This one shows counts, labels and line numbers, to the one person
-# who holds the file anyway; its output is as private as the file.
+"""Runs `dpicl check`, `audit` and `report`, and prices a JSON file of accounting checks; spends nothing."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import importlib
 import json
+import os
+import re
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.config import METHODS, Data, read_settings
-from langchain_dpicl.cli.inputs import UNREADABLE, check_out, is_csv, numbered_lines, numbered_rows, open_records
-from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.units import (
+from langchain_dpicl.cli.inputs import (
+    METHODS,
+    UNREADABLE,
+    Data,
+    check_out,
+    is_csv,
+    numbered_lines,
+    numbered_rows,
+    open_records,
+    read_json,
+    read_settings,
+)
+from langchain_dpicl.cli.ledger import DONE, WRONG, CommandOutput, opened_store, write_new
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    RowShape,
+    check_delta,
+    check_int,
+    check_name,
+    check_positive,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.accounting import epsilon_upper_bound
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+)
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
+from langchain_dpicl.privacy.extensions.redeclared import normalized
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
+from langchain_dpicl.privacy.private_examples import (
     Declaration,
     fields_of,
     kind_of,
@@ -27,8 +62,15 @@ from langchain_dpicl.privacy.data.units import (
     read_record,
     unit_name,
 )
-from langchain_dpicl.privacy.extensions.redeclared import normalized
-from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.reports.rendering import format_rounded_up
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.ledger.store import LedgerStore
+
+
+# Every other command shows nothing of the records. This one shows counts, labels and line numbers, to the one person
+# who holds the file anyway; its output is as private as the file.
+
 
 _REFUSED = 1
 _FOR_THE_OWNER = "For the owner of the records alone, never for sharing: counts, labels and line numbers are private."
@@ -374,3 +416,431 @@ def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+VIOLATED = 1
+_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(\))?")
+
+_NOTES_OF_AUDIT = """\
+WHAT is a file that `dpicl plan --json` wrote, or module:name of a component or plan in your own code; module:name()
+calls a function without arguments that makes one. Of a DPRetrievalFreeFormRunnable name the plan. For a prompt
+template or selector name the component that made it.
+
+Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
+Importing and calling your code runs it as usual: what it opens, reads, calls and binds in a ledger does happen.
+The exit status is 1 where a claim is refuted (sound code: 1e-6 by chance for each check that tosses coins; the summary
+adds them up) or a check ended with an exception, with --strict also where a check was too small to tell, and 2 where
+WHAT could not be read or imported.
+What no audit can see is listed with every result: docs/audits.md.
+"""
+
+
+def add_audit(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser(
+        "audit",
+        help="play against a configuration: does its epsilon hold?",
+        description="Audits a configuration: lower bounds of epsilon against what is claimed.",
+        notes=_NOTES_OF_AUDIT,
+    )
+    command.add_argument("what", metavar="WHAT", help="plan.json, or module:name")
+    command.add_argument("--controls", action="store_true", help="also show that the audit detects halved noise")
+    command.add_argument("--strict", action="store_true", help="fail where a check is too small to tell")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.set_defaults(run=run)
+
+
+def run_audit(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
+    """Runs the audit and prints each result; returns 0, or `VIOLATED`."""
+    from langchain_dpicl.audit import audit
+
+    subject = _find_object(arguments.what)
+
+    def show(result: Any) -> None:
+        say(f"  {result}")
+
+    report = audit(
+        subject,
+        controls=arguments.controls,
+        progress=None if arguments.json else show,
+        name=_display_name(arguments.what),
+    )
+    say(report.to_json() if arguments.json else report.summary())
+    failed = not report.ok or (arguments.strict and report.verdict == "undecided")
+    return VIOLATED if failed else 0
+
+
+def _display_name(what: str) -> str:
+    return what if _NAME.fullmatch(what) else Path(what).name
+
+
+def _find_object(what: str) -> Any:
+    named = _NAME.fullmatch(what)
+    return read_json(Path(what)) if named is None else _import_object(named[1], named[2], is_called=bool(named[3]))
+
+
+def _import_object(module: str, name: str, *, is_called: bool) -> Any:
+    """Imports an object; code beside the caller is found as `python -m` finds it."""
+    here, problem = os.getcwd(), ""  # noqa: PTH109  an entry of sys.path is a text
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    target: Any = None
+    try:
+        target = importlib.import_module(module)
+        for part in name.split("."):
+            target = getattr(target, part)
+        if is_called:
+            target = target()
+    # Code that leaves when it is imported was not audited either.
+    except (Exception, SystemExit) as error:  # noqa: BLE001  theirs; its message may quote anything
+        problem = type(error).__name__
+    if problem:
+        what = f"{module}:{name}" + ("()" if is_called else "")
+        raise ConfigurationError(f"audit: expected {what} to be importable, found {problem}. Try it in Python.")
+    return target
+
+
+_SPELLINGS: dict[str, tuple[Adjacency | None, RowShape]] = {
+    "any": (None, "slots"),
+    "add_remove": ("add_remove", "slots"),
+    "add_remove_null": ("add_remove", "units"),
+    "substitution": ("replace_one", "slots"),
+    "replace_one": ("replace_one", "slots"),
+}
+_ADJACENCY_OF_TYPE: dict[str, Adjacency] = {
+    "poisson_gaussian": "add_remove",
+    "poisson_pure": "add_remove",
+    "slot_gaussian": "replace_one",
+    "slot_pure": "replace_one",
+}
+
+_Fields = Mapping[str, Any]
+
+
+def _gaussian(fields: _Fields) -> Event:
+    return GaussianEvent(check_positive("noise_multiplier", fields["noise_multiplier"]))
+
+
+def _pure(fields: _Fields) -> Event:
+    return PureEvent(check_positive("eps", fields["eps"]))
+
+
+def _sampled_event(base: Callable[[_Fields], Event]) -> Callable[[_Fields], Event]:
+    def event(fields: _Fields) -> Event:
+        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=0.0, high=1.0, low_open=True))
+
+    return event
+
+
+def _bounded_range_check(fields: _Fields) -> Event:
+    return BoundedRangeEvent(check_positive("E", fields["E"]))
+
+
+def _votes(fields: _Fields, name: str) -> Event:
+    """A noisy vote histogram; the format fixes its sensitivity to that of a vote that changes."""
+    l2 = VoteSum().sensitivity(row_shape="slots", adjacency="replace_one").require("l2")
+    return GaussianEvent(check_positive(name, fields[name]) / l2)
+
+
+def _gnmax(fields: _Fields) -> Event:
+    return _votes(fields, "sigma")
+
+
+_SIMPLE: dict[str, tuple[frozenset[str], Callable[[_Fields], Event]]] = {
+    "gaussian": (frozenset({"noise_multiplier"}), _gaussian),
+    "poisson_gaussian": (frozenset({"q", "noise_multiplier"}), _sampled_event(_gaussian)),
+    "slot_gaussian": (frozenset({"q", "noise_multiplier"}), _sampled_event(_gaussian)),
+    "pure": (frozenset({"eps"}), _pure),
+    "poisson_pure": (frozenset({"q", "eps"}), _sampled_event(_pure)),
+    "slot_pure": (frozenset({"q", "eps"}), _sampled_event(_pure)),
+    "bounded_range": (frozenset({"E"}), _bounded_range_check),
+    "gnmax": (frozenset({"sigma"}), _gnmax),
+}
+_EXP_MECH = frozenset({"clip", "slots", "tau", "count"})
+_CONFIDENT_GNMAX = frozenset({"sigma1", "sigma2", "thresholds", "labels"})
+
+
+def _exp_mech(fields: _Fields, row_shape: RowShape, adjacency: Adjacency) -> Event:
+    """Softmax sampling at temperature tau of the mean of clipped logits."""
+    mean = ClippedLogitMean(
+        clip=check_positive("clip", fields["clip"]), num_slots=check_int("slots", fields["slots"], low=1)
+    )
+    score_range = mean.sensitivity(row_shape=row_shape, adjacency=adjacency).require("range")
+    once = BoundedRangeEvent(score_range / check_positive("tau", fields["tau"]))
+    return RepeatedEvent(once, check_int("count", fields["count"], low=0))
+
+
+def _confident_gnmax(fields: _Fields) -> Event:
+    """Threshold tests on the largest count (sensitivity 1) and noisy histograms; an unused noise may be null."""
+    thresholds = check_int("thresholds", fields["thresholds"], low=0)
+    labels = check_int("labels", fields["labels"], low=0)
+    parts: list[Event] = []
+    if thresholds:
+        parts.append(RepeatedEvent(GaussianEvent(check_positive("sigma1", fields["sigma1"])), thresholds))
+    if labels:
+        parts.append(RepeatedEvent(_votes(fields, "sigma2"), labels))
+    return ComposedEvent(tuple(parts))
+
+
+def event_of_check(check: Mapping[str, Any]) -> tuple[Event, Adjacency]:
+    """Translates one check.
+
+    Args:
+      check: mapping with `id`, `mechanisms` (each with a `type` and its parameters), `adjacency` and `delta`.
+
+    Returns:
+      The composition of all mechanisms, and the adjacency to price it under.
+
+    Raises:
+      ConfigurationError: a field is missing, unknown, out of range or contradicts the adjacency; the message names
+        the check and the field.
+
+    >>> event_of_check(
+    ...     {
+    ...         "id": "A1",
+    ...         "mechanisms": [{"type": "gaussian", "noise_multiplier": 1.0, "count": 2}],
+    ...         "adjacency": "any",
+    ...         "delta": 1e-5,
+    ...     }
+    ... )
+    (RepeatedEvent(event=GaussianEvent(noise_multiplier=1.0), count=2), 'add_remove')
+    """
+    name = _identifier(check)
+    spelling = check.get("adjacency")
+    if not isinstance(spelling, str) or spelling not in _SPELLINGS:
+        raise _fault(name, "adjacency", f"expected one of {', '.join(_SPELLINGS)}; found {spelling!r}")
+    mechanisms = check.get("mechanisms")
+    if not isinstance(mechanisms, Sequence) or isinstance(mechanisms, str) or not mechanisms:
+        raise _fault(name, "mechanisms", f"expected a list of at least one mechanism, found {mechanisms!r}")
+    declared, row_shape = _SPELLINGS[spelling]
+    adjacency = declared or _implied_adjacency(mechanisms)
+    parts = []
+    for position, fields in enumerate(mechanisms):
+        try:
+            parts.append(_event_of_mechanism(fields, row_shape, adjacency))
+        except DPICLError as error:
+            raise _fault(name, f"mechanisms[{position}]", str(error)) from error
+    return (parts[0] if len(parts) == 1 else ComposedEvent(tuple(parts))), adjacency
+
+
+def _implied_adjacency(mechanisms: Sequence[Any]) -> Adjacency:
+    """What the sampled types of a check with adjacency "any" were priced under."""
+    types = (fields.get("type") for fields in mechanisms if isinstance(fields, Mapping))
+    return next((_ADJACENCY_OF_TYPE[t] for t in types if isinstance(t, str) and t in _ADJACENCY_OF_TYPE), "add_remove")
+
+
+def _event_of_mechanism(fields: Any, row_shape: RowShape, adjacency: Adjacency) -> Event:
+    kind = fields.get("type") if isinstance(fields, Mapping) else None
+    if not isinstance(kind, str) or kind not in {*_SIMPLE, "exp_mech", "confident_gnmax"}:
+        known = ", ".join(sorted({*_SIMPLE, "exp_mech", "confident_gnmax"}))
+        raise ConfigurationError(f"type: expected one of {known}; found {kind!r}.")
+    if _ADJACENCY_OF_TYPE.get(kind, adjacency) != adjacency:
+        raise ConfigurationError(f"type: expected one that is defined under {adjacency!r}, found {kind!r}.")
+    if kind == "exp_mech":
+        return _exp_mech(_exactly(fields, _EXP_MECH), row_shape, adjacency)
+    if kind == "confident_gnmax":
+        return _confident_gnmax(_exactly(fields, _CONFIDENT_GNMAX))
+    names, once = _SIMPLE[kind]
+    given = _exactly(fields, names | {"count"})
+    return RepeatedEvent(once(given), check_int("count", given["count"], low=0))
+
+
+def _exactly(fields: _Fields, names: frozenset[str]) -> _Fields:
+    found = set(fields) - {"type"}
+    if found != names:
+        raise ConfigurationError(
+            f"fields: expected {', '.join(sorted(names))}; found {', '.join(sorted(map(str, found)))}."
+        )
+    return fields
+
+
+def evaluate_checks(data: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]]:
+    """Prices every check of a file.
+
+    Args:
+      data: a mapping with the list `checks`, or the list itself.
+
+    Returns:
+      One `{"id": str, "epsilon": float}` per check, in order; epsilon is an upper bound, rounded up.
+
+    Raises:
+      ConfigurationError: the data is no list of checks, or a check is malformed (its id and field are named).
+    """
+    checks = data.get("checks") if isinstance(data, Mapping) else data
+    if not isinstance(checks, Sequence) or isinstance(checks, (str, bytes)):
+        raise ConfigurationError(
+            f"checks: expected a list, or a mapping with the list 'checks'; found {type(checks).__name__}."
+        )
+    return [{"id": _identifier(check), "epsilon": _price(check)} for check in checks]
+
+
+def _price(check: Mapping[str, Any]) -> float:
+    event, adjacency = event_of_check(check)
+    try:
+        delta = check_delta(check.get("delta"))
+    except ConfigurationError as error:
+        raise _fault(_identifier(check), "delta", str(error)) from error
+    return epsilon_upper_bound(event, delta=delta, adjacency=adjacency)
+
+
+def _identifier(check: Any) -> str:
+    if not isinstance(check, Mapping):
+        raise ConfigurationError(f"checks: expected mappings, found {type(check).__name__}.")
+    name = check.get("id")
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"check: field 'id': expected a text that is not empty, found {name!r}.")
+    return name
+
+
+def _fault(name: str, field: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"check {name!r}: field {field!r}: {problem.rstrip('.')}.")
+
+
+# Importing runs the user's code in the environment of the command, as pytest and uvicorn do.
+
+
+_SUFFIX = ".signature.json"
+_NOTES_OF_REPORT = """\
+A key pair: `ssh-keygen -t ed25519 -N "" -f KEY` makes KEY and KEY.pub. Keep KEY secret. Give KEY.pub to
+those who verify, but do not send it together with the report.
+"""
+
+
+def add_report(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds `dpicl report` and its two commands."""
+    command = commands.add_parser("report", help="sign a report or a release, and verify it", notes=_NOTES_OF_REPORT)
+    command.set_defaults(run=run, act=None)
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    sign = _action(actions, "sign", _sign, "sign a file with an Ed25519 key")
+    sign.add_argument("--key", type=Path, required=True, help="private key without a password, PEM or OpenSSH")
+    sign.add_argument("--signer", default="-", help="public name of who signs")
+    sign.add_argument("--out", type=Path, help=f"file to make (default: FILE{_SUFFIX})")
+    verify = _action(actions, "verify", _verify, "compute a report anew, and verify its signature if --key is given")
+    verify.add_argument("--key", type=Path, help="public key that you trust, PEM or OpenSSH")
+    verify.add_argument("--signature", type=Path, help=f"file of the signature (default: FILE{_SUFFIX})")
+
+
+def _action(
+    actions: Any, name: str, act: Callable[[argparse.Namespace], CommandOutput], text: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("file", type=Path, help="report as JSON or HTML, or a release; of a soft prompt its folder")
+    command.add_argument("--ledger", help="its ledger; its last line becomes part of the signature")
+    command.add_argument("--name", help="which of the ledgers there (default: budget)")
+    command.set_defaults(act=act)
+    return command
+
+
+def run_report(arguments: argparse.Namespace) -> CommandOutput:
+    """Runs the command that was typed."""
+    output: CommandOutput = arguments.act(arguments)
+    return output
+
+
+@contextlib.contextmanager
+def _ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore | None]:
+    if arguments.ledger is None:
+        yield None
+        return
+    with opened_store(arguments.ledger, arguments.name) as store:
+        yield store
+
+
+def _sign(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.reports.signatures import sign_file
+
+    file = _file_in(arguments.file)
+    for problem in _problems_beside(file, arguments.out):
+        raise ConfigurationError(f"{problem}. A signature of this folder would not verify.")
+    with _ledger(arguments) as store:
+        signature = sign_file(file, key=arguments.key, ledger=store, signer=arguments.signer)
+    out = arguments.out or _beside(file)
+    write_new(out, signature.to_json())
+    line = "" if signature.ledger is None else f", with line {signature.ledger['line']} of its ledger"
+    return CommandOutput(DONE, f"{file} is signed in {out}{line}")
+
+
+def _file_in(path: Path) -> Path:
+    """Returns the file that is signed: of a soft prompt the one that holds the digests of the others."""
+    from langchain_dpicl.released.soft_prompt import OURS
+
+    return path / OURS if path.is_dir() else path
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + _SUFFIX)
+
+
+def _verify(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.reports.signatures import read_signed
+
+    is_page = arguments.file.suffix.lower() in {".html", ".htm"}
+    if arguments.key is None and (is_page or arguments.signature is not None or arguments.ledger is not None):
+        advice = "A signature needs one, and of a page nothing else is verified."
+        raise ConfigurationError(f"--key: expected the public key that you trust, found none. {advice}")
+    file = _file_in(arguments.file)
+    data = read_signed(file)
+    problems: list[str] = []
+    words = ["  prices     not computed anew: this is a page; verify the JSON report too"]
+    if not is_page:
+        words, problems = _recomputed(data)
+        problems.extend(_problems_beside(file, arguments.signature))
+    if arguments.key is None:
+        words.append("  signature  not verified: no --key was given")
+    else:
+        said, wrong = _unsigned(data, file, arguments)
+        problems.extend(wrong)
+        words.extend(("  signature  NOT verified",) if wrong else said)
+    words.insert(0, f"{file}: {'NOT ' if problems else ''}verified")
+    return CommandOutput(WRONG if problems else DONE, "\n".join(words), tuple(f"not verified: {p}" for p in problems))
+
+
+def _recomputed(data: bytes) -> tuple[list[str], list[str]]:
+    """Returns what a report costs, computed anew, and what is wrong with it."""
+    from langchain_dpicl.reports.report import verify_report
+
+    found = verify_report(data)
+    price = f"epsilon {format_rounded_up(found.epsilon)}, delta {format_rounded_up(found.delta)}"
+    return [f"  prices     {price}, computed anew from the tickets"], list(found.problems)
+
+
+def _problems_beside(file: Path, signature: Path | None) -> Iterator[str]:
+    """Says what is wrong with the files beside that of a soft prompt, of which it holds the digests.
+
+    Formal guarantees:
+      - Nothing means that the folder holds the three files of a prompt, those of PEFT byte for byte as they are
+        written, and at most a signature beside them: a digest of numbers is none of a file.
+    """
+    from langchain_dpicl._plain_files import MAX_ARRAYS, read_plain
+    from langchain_dpicl.released.soft_prompt import OURS, SoftPrompt
+
+    if file.name != OURS:
+        return
+    try:
+        written = SoftPrompt.load(file.parent).files_of_peft()
+        for name, data in written.items():
+            if read_plain(file.parent / name, MAX_ARRAYS) != data:
+                yield f"{name}: expected the file as SoftPrompt.save writes it, found another with the same content"
+    except (ConfigurationError, OSError) as error:
+        yield str(error)
+    else:
+        known = {file, _beside(file), *(file.parent / name for name in written)} | ({signature} if signature else set())
+        kept = {path.name for path in known if path.parent.resolve() == file.parent.resolve()}
+        if strange := sorted({path.name for path in file.parent.iterdir()} - kept):
+            yield f"{file.parent}: expected the files of a prompt alone, found {strange[:5]}, which nothing signs"
+
+
+def _unsigned(data: bytes, file: Path, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Returns what the signature says, and what is wrong with it."""
+    from langchain_dpicl._plain_files import read_plain
+    from langchain_dpicl.reports.signatures import MOST_OF_SIGNATURE, Signature, problems_of
+
+    text = read_plain(arguments.signature or _beside(file), MOST_OF_SIGNATURE)
+    signature = Signature.from_json(text)
+    with _ledger(arguments) as store:
+        problems = list(problems_of(data, signature, public_key=arguments.key, ledger=store))
+    said = [f"  signature  that of the given key; signer {signature.signer}"]
+    if (signed := signature.ledger) is not None:
+        compared = "is still there" if arguments.ledger is not None else "not compared: no --ledger was given"
+        said.append(f"  ledger     {signed['ledger_id']}, line {signed['line']} {compared}")
+    return said, problems

@@ -1,26 +1,31 @@
-"""Reads and checks what a command line names: records, models, files."""
+"""Reads what a command line names: records, models, files, and settings from TOML, --set and flags."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import gzip
 import importlib
 import inspect
 import json
+import re
 import secrets
 import sys
+import tomllib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import OPTIONS, Count, CountOrZero, Delta, NotNegative, Option, Positive, Share, Texts
+from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, fail
 
 if TYPE_CHECKING:
-    from langchain_dpicl.cli.config import Model, Settings
-    from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 
 _FOLDER_OPTIONS = ("device", "dtype", "max_prompt_tokens", "chat")
@@ -192,7 +197,7 @@ def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
 
 def private_examples(settings: Settings) -> PrivateExamples:
     """Reads the records that the settings declare."""
-    from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
 
     data = settings.data
     declared = {name: value for name, value in vars_of(data).items() if value is not None and name != "file"}
@@ -219,7 +224,7 @@ def load_model(model: Model) -> Any:
             f"{keys}: expected none unless --model is the folder of a model, found {model.name!r}."
         )
     if model.name == "embedded":
-        from langchain_dpicl.backends.embedded.model import EmbeddedModel
+        from langchain_dpicl.backends.embedded import EmbeddedModel
 
         return _made(model, EmbeddedModel)
     if model.private_process:
@@ -308,3 +313,491 @@ def _import(module: str, option: str) -> Any:
             advice = "Give its dotted name, as in an import, and run dpicl where it can be imported."
             raise ConfigurationError(f"{option}: no module named {module!r}. {advice}") from error
         raise ConfigurationError(f"{option}: importing {module!r} raised {type(error).__name__}: {error}") from error
+
+
+METHODS = {
+    "generation": "langchain_dpicl.generation.synthesizer:DemonstrationSynthesizer",
+    "evolution": "langchain_dpicl.evolution:PrivateEvolution",
+    "documents": "langchain_dpicl.documents:DocumentSynthesizer",
+    "voting": "langchain_dpicl.voting:DPVotingRunnable",
+    "retrieval": "langchain_dpicl.retrieval:DPRetrievalVotingRunnable",
+    "free_form": "langchain_dpicl.free_form:DPFreeFormRunnable",
+    "retrieval_free_form": "langchain_dpicl.retrieval:DPRetrievalFreeFormRunnable",
+    "pate": "langchain_dpicl.pate.labeler:PromptPATELabeler",
+    "training": "langchain_dpicl.soft_prompts.trainer:PromptDPSGD",
+    "counts": "langchain_dpicl.discovery:UnitCounter",
+    "evaluation": "langchain_dpicl.evaluation.evaluate:dp_evaluate",
+    "choice": "langchain_dpicl.evaluation.choose:dp_choose",
+}
+"""The component or function of each method; the parameters of its constructor are the keys of the settings."""
+_NOT_KEYS = frozenset(
+    {
+        *("private", "llm", "budget", "executor", "public_inputs"),
+        *("chain", "chains", "baseline", "evaluator", "evaluators", "progress", "config"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Data(Option):
+    """The table [data]: the file of the records, and what is declared of them.
+
+    Args:
+      file: records, as JSON lines or CSV; plans read no file.
+      text_key: field that holds the text.
+      label_key: field that holds the label.
+      labels: the declared labels; None: those of `public_size`.
+      public_size: declared, not counted, number of units; or a table with one number per label.
+      unit_key: field that names the person a record belongs to.
+      records_per_unit: records kept of each unit.
+      fields: further fields that prompts show.
+      dataset_id: public name of the records.
+      labels_as_text: reads integer and boolean labels as text.
+      exact_size_is_public: whether the number of units is public; silences the warning about one that is not round.
+      allow_large_delta: whether delta may be as large as 1 / public_size, as in the papers.
+    """
+
+    file: str | None = None
+    text_key: str = "text"
+    label_key: str | None = None
+    labels: Texts | None = None
+    public_size: CountOrZero | Mapping[str, CountOrZero] | None = None
+    unit_key: str | None = None
+    records_per_unit: Count | None = None
+    fields: Texts | None = None
+    dataset_id: str | None = None
+    labels_as_text: bool = False
+    exact_size_is_public: bool = False
+    allow_large_delta: bool = False
+
+    def sizes(self) -> dict[str | None, int]:
+        """Returns the declared units by label, or of None."""
+        if self.public_size is None:
+            raise fail("data.public_size", "the declared number of units", None, "Give --public-size N.")
+        if isinstance(self.public_size, int):
+            return {None: self.public_size}
+        sizes: dict[str | None, int] = {}
+        sizes.update(self.public_size)
+        return sizes
+
+    def num_labels(self) -> int | None:
+        """Returns the number of declared labels; None: none are declared."""
+        if self.labels is not None:
+            return len(self.labels)
+        return None if not isinstance(self.public_size, Mapping) else len(self.public_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Limits(Option):
+    """The table [budget]: a new budget, or the ledger that pays.
+
+    Args:
+      epsilon: of the budget; with a ledger, of this component.
+      delta: at most 1/(10 * all declared units); 0: pure differential privacy, for exact counts.
+      adjacency: the neighbouring relation; None: that of the ledger, or add_remove.
+      ledger: an existing ledger: a SQLite file, or a postgresql:// address without a password (PGPASSWORD gives it).
+    """
+
+    epsilon: Positive | None = None
+    delta: Delta | None = None
+    adjacency: Adjacency | None = None
+    ledger: str | None = None
+
+    def new(self) -> dict[str, Any]:
+        """Returns the arguments of a new budget."""
+        for name in ("epsilon", "delta"):
+            if getattr(self, name) is None:
+                raise fail(f"budget.{name}", "a number", None, f"Give --{name}, or --ledger.")
+        return {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency or "add_remove"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Model(Option):
+    """The table [model]: what reads the records.
+
+    Args:
+      name: "embedded", the folder of a Hugging Face model, "provider:model" of `init_chat_model`, or module:attribute.
+      device: of a folder: cpu, cuda, cuda:1, ...
+      dtype: of a folder.
+      max_prompt_tokens: of a folder: length that every prompt is padded or cut to.
+      chat: of a folder: whether a prompt is a user's message.
+      embeddings: LangChain embeddings, which receive the records: "provider:model" or module:attribute; of evolution.
+      private_process: whether the model is made and called in a process of its own, which nothing watches that watches
+        this one.
+    """
+
+    name: str = "embedded"
+    device: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    max_prompt_tokens: Count | None = None
+    chat: bool | None = None
+    embeddings: str | None = None
+    private_process: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Guess(Option):
+    """The table [guess] of a plan: what is assumed and not measured.
+
+    Args:
+      agreement: share of one-shot rows that want the same token (generation); None: 0.6.
+      public_agreement: chance of that token after the public prompt; None: a quarter of `agreement`.
+      skill: of votes: share of the way from chance to certainty of a one-shot row; None: 0.35.
+      growth: what doubling the records of a row adds to it; None: 0.05.
+      correlation: how alike the rows of a question err; None: 0.55, or 0.75 on two labels.
+      rehearsal: file of `dpicl rehearse`, which takes the place of these three.
+      participants: units that take part in a query of retrieval.
+      full_vocabulary: the model shows its whole vocabulary, so that logit mechanisms are compared too.
+      chance: wanted chance of a right label of PATE.
+      noise: deviation, in votes, at which teachers are priced; None: the plan's own.
+      labels: labels an answer can have, where `data` declares none.
+      public_inputs: inputs without labels that there are (PATE).
+      parameters: trained parameters (training).
+    """
+
+    agreement: Share | None = None
+    public_agreement: Share | None = None
+    skill: Share | None = None
+    growth: Share | None = None
+    correlation: Share | None = None
+    rehearsal: str | None = None
+    participants: CountOrZero = 30
+    full_vocabulary: bool = False
+    chance: Share = 0.95
+    noise: Positive | None = None
+    labels: Count | None = None
+    public_inputs: Count | None = None
+    parameters: Count = 7680
+
+    def _check_together(self) -> None:
+        given = self.given("skill", "growth", "correlation")
+        if self.rehearsal is not None and given:
+            raise fail("guess", "a rehearsal, or guesses in its place", ["rehearsal", *given])
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Returns those of the fields that were given."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Prices(Option):
+    """The table [cost] of a plan: public caps of a call, and prices.
+
+    Args:
+      price_in: per million prompt tokens.
+      price_out: per million answer tokens.
+      record_tokens: cap of a record.
+      query_tokens: cap of a query with its instruction.
+      answer_tokens: cap of an answer.
+      calls_per_row: more than 1 where rows are calibrated or score each label; None: 1, or what a rehearsal says.
+      student_calls: public calls that compare student prompts (PATE).
+      examples_per_unit: examples of one person at most (training).
+    """
+
+    price_in: NotNegative = 0.0
+    price_out: NotNegative = 0.0
+    record_tokens: Count = 60
+    query_tokens: Count = 60
+    answer_tokens: Count = 1
+    calls_per_row: Count | None = None
+    student_calls: CountOrZero = 0
+    examples_per_unit: Count = 1
+
+
+TABLES: Mapping[str, type[Option]] = {"data": Data, "budget": Limits, "model": Model, "guess": Guess, "cost": Prices}
+"""The tables that every file may hold beside the keys of its method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a command was given, checked.
+
+    Attributes:
+      method: key of `METHODS`.
+      component: keyword arguments of the component's constructor.
+    """
+
+    method: str
+    data: Data = field(default_factory=Data)
+    budget: Limits = field(default_factory=Limits)
+    model: Model = field(default_factory=Model)
+    guess: Guess = field(default_factory=Guess)
+    cost: Prices = field(default_factory=Prices)
+    component: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a parameter of the component, or a default where it was not given."""
+        return self.component.get(name, default)
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """Returns those of the parameters that were given."""
+        return {name: self.component[name] for name in names if name in self.component}
+
+    def door(self, private: Any, **more: Any) -> Any:
+        """Builds the component, which checks its arguments and has spent nothing so far."""
+        return component_of(self.method).from_private_examples(private, **{**self.component, **more})
+
+    def noise_kinds(self) -> list[Any]:
+        """Returns the option values that the component takes as its noise."""
+        takes = inspect.signature(component_of(self.method).from_private_examples).parameters
+        words = re.findall(r"\w+", str(takes["noise"].annotation))
+        return [option for option in OPTIONS if option.__name__ in words]
+
+    @property
+    def share_epsilon(self) -> float:
+        """The component's epsilon: its own, or that of the budget."""
+        own = self.get("epsilon")
+        return check_epsilon(self.budget.new()["epsilon"] if own is None else own)
+
+    @property
+    def share_delta(self) -> float:
+        """The component's delta: its own, or that of the budget."""
+        own = getattr(self.get("noise"), "delta", None)
+        return float(self.budget.new()["delta"] if own is None else own)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation."""
+        return self.budget.adjacency or "add_remove"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the settings as JSON values, as a file would hold them."""
+        tables = {name: getattr(self, name).to_dict() for name in TABLES}
+        shown = {name: _shown(value) for name, value in self.component.items()}
+        return {"method": self.method, **shown, **{name: table for name, table in tables.items() if table}}
+
+
+def _shown(value: Any) -> Any:
+    """Returns a value as a file would hold it."""
+    if not isinstance(value, Option):
+        return list(value) if isinstance(value, tuple) else value
+    grammar = getattr(value, "grammar", None)
+    if grammar is None:
+        return value.to_dict()
+    source = json.loads(grammar.source) if grammar.kind in {"json_schema", "choices"} else grammar.source
+    return {**value.to_dict(), "grammar": {grammar.kind: source}}
+
+
+def component_of(method: str) -> Any:
+    """Returns the component's class, or the function."""
+    module, _, name = METHODS[method].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
+    """Checks settings as TOML holds them.
+
+    Args:
+      given: nested tables.
+      methods: those that the command knows, the default first.
+
+    Raises:
+      ConfigurationError: an unknown key, with the one that was meant, or a value out of its range.
+    """
+    rest = dict(given)
+    name = rest.pop("method", methods[0])
+    if name not in methods:
+        raise fail("method", f"one of {list(methods)}", name)
+    tables = {key: TABLES[key].from_dict(_table(key, rest.pop(key))) for key in TABLES if key in rest}
+    component = component_of(name)
+    takes = inspect.signature(getattr(component, "from_private_examples", component)).parameters
+    keys = [key for key in takes if key not in _NOT_KEYS]
+    given_to_it = {key: _read(key, value, keys, takes) for key, value in rest.items()}
+    return Settings(name, component=given_to_it, **tables)  # type: ignore[arg-type]
+
+
+def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect.Parameter]) -> Any:
+    """Returns a parameter of the component: an option value from a table, anything else as it is."""
+    if key not in keys:
+        import difflib
+
+        near = difflib.get_close_matches(key, [*keys, *TABLES], 1)
+        raise fail(
+            "settings", f"keys among {sorted([*keys, *TABLES])}", key, f"Did you mean {near[0]!r}?" if near else ""
+        )
+    words = re.findall(r"\w+", str(takes[key].annotation))
+    options = [option for option in OPTIONS if option.__name__ in words]
+    # The name of a mechanism is short for its noise; a rehearsal is an object of Python, and a file of [guess].
+    known = {"None", "Rehearsal", *(option.__name__ for option in options)}
+    is_table = key != "noise" and bool(options) and set(words) <= known
+    if not is_table and not (options and isinstance(value, Mapping)):
+        return tuple(value) if isinstance(value, list) else value
+    table = dict(_table(key, value))
+    if isinstance(table.get("grammar"), Mapping):
+        table["grammar"] = _grammar(table["grammar"])
+    return _option(options, table)
+
+
+def _option(options: Sequence[type[Option]], table: Mapping[str, Any]) -> Option:
+    """Returns the first of the option values that takes the table."""
+    fits = [option for option in options if _takes(option, table)]
+    faults = []
+    for option in fits or options[:1]:
+        try:
+            return option.from_dict(table)
+        except ConfigurationError as error:
+            faults.append(str(error))
+    others = [] if fits else [other.__name__ for other in OPTIONS if _takes(other, table)]
+    advice = f" These keys are of {' or '.join(others)}, in the settings file of another command." if others else ""
+    raise ConfigurationError(f"{faults[0]}{advice}")
+
+
+def _takes(option: type[Option], table: Mapping[str, Any]) -> bool:
+    return set(table) <= set(inspect.signature(option).parameters)
+
+
+def _grammar(table: Mapping[str, Any]) -> Any:
+    from langchain_dpicl.generation.grammars import Grammar
+
+    makers: dict[str, Callable[[Any], Grammar]] = {
+        "regex": Grammar.regex,
+        "json_schema": Grammar.json_schema,
+        "choices": Grammar.choices,
+        "lark": Grammar.lark,
+    }
+    if len(table) != 1 or not set(table) <= set(makers):
+        raise fail("decoding.grammar", f"one of {list(makers)}", list(table))
+    ((kind, source),) = table.items()
+    return makers[kind](source)
+
+
+def _table(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise fail(key, "a table", value)
+    return value
+
+
+# -- where settings come from ----------------------------------------------------------------------------------------
+
+
+def add_settings(command: argparse.ArgumentParser) -> None:
+    """Adds --config and --set."""
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file with the keys of the options in Python")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one key of it, such as rows.slots=40 (docs: Options)",
+    )
+
+
+FLAGS: Mapping[str, tuple[str, str]] = {
+    "method": ("method", "what is planned or run"),
+    "text_key": ("data.text_key", "field of the text (default text)"),
+    "label_key": ("data.label_key", "field of the label"),
+    "label": ("data.labels", "declared label, once per label"),
+    "public_size": ("data.public_size", "declared units, not counted: N, or LABEL=N for each label"),
+    "unit_key": ("data.unit_key", "field that names the person a record belongs to"),
+    "dataset_id": ("data.dataset_id", "public name of the records in the report"),
+    "epsilon": ("budget.epsilon", "of a new budget, or of this component of a ledger"),
+    "delta": ("budget.delta", "at most 1/(10 * all declared units)"),
+    "adjacency": ("budget.adjacency", "add_remove (default) or replace_one"),
+    "ledger": ("budget.ledger", "existing ledger that pays: SQLite file or postgresql://"),
+    "model": ("model.name", "embedded, a model's folder, provider:model, module:name"),
+    "embeddings": ("model.embeddings", "provider:model or module:name; they see the records"),
+    "instruction": ("instruction", "public description of the task"),
+    "documents_per_topic": ("documents_per_topic", "texts of each topic; 0: words of each topic alone"),
+    "max_tokens": ("max_tokens", "cap of a text"),
+    "max_queries": ("max_queries", "answers that the share pays for"),
+    "part": ("part", "half of the units that is read, by a public hash: choose or test"),
+    "component": ("component", "name in the ledger; found again by the same command"),
+    "checkpoint": ("checkpoint", "file from which the same command continues"),
+    "memo": ("serving.memo", "file of answers; what it holds is not charged again"),
+    "rehearsal": ("guess.rehearsal", "file of `dpicl rehearse`, in place of a guess"),
+    "public_inputs": ("guess.public_inputs", "public inputs to label"),
+}
+"""The keys that have a flag of their own, and what it says."""
+
+
+_METAVARS: Mapping[str, str] = {
+    **dict.fromkeys(("text_key", "label_key", "unit_key"), "FIELD"),
+    **dict.fromkeys(("checkpoint", "memo", "rehearsal"), "FILE"),
+    **dict.fromkeys(("documents_per_topic", "max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
+    **dict.fromkeys(("dataset_id", "component", "model", "embeddings"), "NAME"),
+    "epsilon": "E",
+    "delta": "D",
+    "ledger": "WHERE",
+    "label": "LABEL",
+    "part": "HALF",
+    "instruction": "TEXT",
+    "adjacency": "A",
+}
+
+
+def add_flags(command: Any, names: Sequence[str]) -> None:
+    """Adds flags of keys; a flag that was not typed sets nothing."""
+    for name in names:
+        key, words = FLAGS[name]
+        many: dict[str, Any] = {"action": "append"} if name in {"label", "public_size"} else {}
+        if name in {"epsilon", "delta"}:
+            many["type"] = float
+        elif name in {"documents_per_topic", "max_tokens", "max_queries", "public_inputs"}:
+            many["type"] = int
+        many["metavar"] = _METAVARS.get(name, "VALUE")
+        command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)
+
+
+def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
+    """Returns the settings of --config, changed by --set, changed by flags."""
+    given: dict[str, Any] = {} if arguments.config is None else read_toml(arguments.config)
+    for item in arguments.set:
+        key, sign, text = item.partition("=")
+        if not sign or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+            raise fail("--set", "KEY=VALUE, such as rows.slots=40", item)
+        _put(given, key, _value(text))
+    for name, (key, _) in FLAGS.items():
+        value = getattr(arguments, name, None)
+        if name == "label" and value is not None and len(value) == 1 and "," in value[0]:
+            first, _, second = value[0].partition(",")
+            raise fail("--label", "one label, once per label", value[0], f"Give --label {first} --label {second} ...")
+        if value is not None:
+            _put(given, key, sizes_of(value) if name == "public_size" else value)
+    if getattr(arguments, "file", None) is not None:
+        _put(given, "data.file", str(arguments.file))
+    return settings_of(given, methods=methods)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a public TOML file."""
+    try:
+        return tomllib.loads(read_plain(path, MAX_TEXT).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: expected TOML text in UTF-8, found other bytes.") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: expected TOML, found a fault: {error}.") from error
+
+
+def _value(text: str) -> Any:
+    """Returns a value as TOML reads it; what is not TOML is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+
+
+def _put(given: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key; a table that a single name stood for (noise = "gumbel") is started anew."""
+    *tables, last = key.split(".")
+    for name in tables:
+        if not isinstance(given.get(name), dict):
+            given[name] = {}
+        given = given[name]
+    given[last] = value
+
+
+def sizes_of(items: Sequence[str]) -> int | dict[str, int]:
+    """Returns declared sizes that were typed: one number, or one per label."""
+    sizes: dict[str, int] = {}
+    for item in items:
+        match = re.fullmatch(r"(?:(.+)=)?([0-9]{1,15})", item, flags=re.DOTALL)
+        if match is None:
+            raise ConfigurationError(f"--public-size: expected N or LABEL=N, found {item!r}.")
+        label = match[1] or ""
+        if label in sizes:
+            what = f"one size for the label {label!r}" if label else "one N"
+            raise ConfigurationError(f"--public-size: expected {what}, found several.")
+        sizes[label] = int(match[2])
+    if "" in sizes and len(sizes) > 1:
+        raise ConfigurationError("--public-size: expected one N, or LABEL=N for every label, found both.")
+    return sizes.get("", sizes)

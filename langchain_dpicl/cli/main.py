@@ -16,30 +16,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli.checks import add_audit, run_audit
-from langchain_dpicl.cli.config import add_flags, add_settings
-from langchain_dpicl.cli.discover import add_discover, run_discover
-from langchain_dpicl.cli.documents import add_documents, run_documents
-from langchain_dpicl.cli.evaluate import add_choose, add_evaluate, run_choose, run_evaluate
-from langchain_dpicl.cli.exit_codes import BAD_INPUT, DONE, INTERRUPTED, exit_code_of
-from langchain_dpicl.cli.inputs import read_json
+from langchain_dpicl.cli.check import add_audit, add_report, run_audit, run_report
+from langchain_dpicl.cli.inputs import add_flags, add_settings, read_json
 from langchain_dpicl.cli.ledger import CommandOutput, add_ledger, redact, run_bench, run_ledger
-from langchain_dpicl.cli.parser import CommandGroup, CommandParser, page_of
+from langchain_dpicl.cli.parser import BAD_INPUT, DONE, INTERRUPTED, CommandGroup, CommandParser, exit_code_of, page_of
 from langchain_dpicl.cli.plan import add_plan, plan_output
 from langchain_dpicl.cli.rehearse import add_rehearse, add_try, run_rehearse, run_try
-from langchain_dpicl.cli.report import add_report, run_report
 from langchain_dpicl.cli.runs import (
+    add_documents,
     add_evolve,
     add_generate,
     add_label,
     add_train,
+    run_documents,
     run_evolve,
     run_generate,
     run_label,
     run_train,
 )
 from langchain_dpicl.cli.serve import add_mcp, add_serve, run_mcp, run_serve
-from langchain_dpicl.cli.vote import add_vote, run_vote
+from langchain_dpicl.cli.vote import (
+    add_choose,
+    add_discover,
+    add_evaluate,
+    add_vote,
+    run_choose,
+    run_discover,
+    run_evaluate,
+    run_vote,
+)
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 _END = "Exit codes: 0 done, 1 check failed, 2 bad input, 3 budget, 4 model, 130 Ctrl-C."
@@ -49,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      An exit code of `langchain_dpicl.cli.exit_codes`; what is not 0 is explained on stderr. Anything unforeseen is
+      An exit code of `langchain_dpicl.cli.parser`; what is not 0 is explained on stderr. Anything unforeseen is
       raised.
     """
     typed = sys.argv[1:] if argv is None else argv
@@ -176,7 +181,7 @@ def _add_epsilon(commands: Any) -> None:
 
 
 def _epsilon(arguments: argparse.Namespace) -> int:
-    from langchain_dpicl.cli.json_checks import evaluate_checks
+    from langchain_dpicl.cli.check import evaluate_checks
 
     data = read_json(arguments.file)
     results = evaluate_checks(data)
@@ -195,7 +200,7 @@ def _epsilon(arguments: argparse.Namespace) -> int:
 
 def _published_epsilon(check: dict[str, Any]) -> float | None:
     """Returns what the paper of clip and blend would charge; None for other checks than repeated softmax draws."""
-    from langchain_dpicl.cli.json_checks import event_of_check
+    from langchain_dpicl.cli.check import event_of_check
     from langchain_dpicl.generation.plan import advanced_composition_epsilon
     from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, RepeatedEvent
 

@@ -5,21 +5,31 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
-from langchain_dpicl.cli.document_plans import documents_output, documents_text
+from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import Evolution, FewShotTask, LabelAnswers, LogitNoise, Noise, Rows
-from langchain_dpicl.options.rows import NoiseName, noise_of, noise_with
+from langchain_dpicl.options import (
+    Decoding,
+    Evolution,
+    FewShotTask,
+    LabelAnswers,
+    LogitNoise,
+    Noise,
+    NoiseName,
+    Rows,
+    Topics,
+    noise_of,
+    noise_with,
+)
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
-    from langchain_dpicl.generation.plan import DesignOption, GenerationPlan
-    from langchain_dpicl.generation.token_mechanisms import TokenRule
+    from langchain_dpicl.documents import DocumentsPlan
+    from langchain_dpicl.generation.plan import DesignOption, GenerationPlan, TokenRule
     from langchain_dpicl.pate.plan import LabellingOption, LabellingPlan
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.planning.row_law import RowSource
@@ -29,6 +39,148 @@ if TYPE_CHECKING:
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
+
+
+_BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a model, or N for N texts of each."
+
+
+def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: Iterable[str] = ()) -> DocumentsPlan:
+    """Returns the plan of a run with a model whose vocabulary holds all candidates; asks no model.
+
+    Args:
+      settings: of the command.
+      topics: in place of those of the settings.
+      deny: public words that must not leave, beside those of the settings.
+    """
+    from langchain_dpicl.documents import plan_documents
+    from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, TextDecoder
+    from langchain_dpicl.generation.plan import TokenRule
+    from langchain_dpicl.planning.expected_utility import RowDesign
+
+    chosen = topics or settings.get("topics") or Topics()
+    rows, decoding = settings.get("rows"), settings.get("decoding") or Decoding()
+    noise = noise_of(settings.get("noise"), Noise, LogitNoise)
+    TextDecoder.of(noise, decoding)  # refuses a temperature that would have no effect
+    if decoding.candidates == "all":
+        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
+    public_size = sum(settings.data.sizes().values())
+    size = max(1, public_size // chosen.num_topics)
+    if settings.get("documents_per_topic") is None:
+        raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
+    return plan_documents(
+        chosen.vocabulary,
+        public_size=public_size,
+        epsilon=settings.share_epsilon,
+        delta=settings.share_delta,
+        adjacency=settings.adjacency,
+        text_key=settings.data.text_key,
+        num_topics=chosen.num_topics,
+        keywords_per_unit=chosen.keywords_per_unit,
+        topic_share=chosen.epsilon_share,
+        least_units=chosen.min_units,
+        topic_size=size,
+        words=chosen.words,
+        pairs=chosen.pairs,
+        deny=(*settings.get("deny", ()), *deny),
+        noise_multiplier=noise.multiplier,
+        mechanism=TokenRule.of(noise, decoding.temperature),
+        design=RowDesign.of(rows, smallest_size=size) or RowDesign.choose(smallest_size=size),
+        redraw_every=None if rows is None else rows.redraw_every,
+        candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
+        **settings.only("documents_per_topic", "max_tokens"),
+    )
+
+
+def documents_output(settings: Settings, sizes: Any, compares: bool) -> dict[str, Any]:  # noqa: ARG001
+    """Returns the plan and what each part costs by itself, as `dpicl plan` prints it."""
+    plan = documents_plan(settings)
+    size = max(1, sum(sizes.values()) // plan.num_topics)
+    return {"plan": plan.to_dict(), "parts": parts_of(plan), "topic_size": size, **plan.expected()}
+
+
+def parts_of(plan: DocumentsPlan) -> dict[str, float]:
+    """Returns the epsilon of topics, words and texts, each by itself at the plan's delta; together they cost less."""
+    from langchain_dpicl.planning.share_plan import pricing_delta
+    from langchain_dpicl.privacy import accounting
+    from langchain_dpicl.privacy.ledger.tickets import event_of_tickets
+
+    texts = () if plan.generation is None else plan.generation.tickets()
+    first, *others = plan.tickets()
+    words = [ticket for ticket in others if ticket not in texts]
+    parts = {"topics": [first], "words": words, "texts": list(texts)}
+    return {
+        name: accounting.epsilon_upper_bound(
+            event_of_tickets(tickets, partition=plan.partition), delta=pricing_delta(plan), adjacency=plan.adjacency
+        )
+        for name, tickets in parts.items()
+        if tickets
+    }
+
+
+def documents_text(out: dict[str, Any]) -> str:
+    """Returns the plan in words."""
+    from langchain_dpicl.documents import DocumentsPlan
+
+    plan = DocumentsPlan.rebuild(out["plan"])
+    return "\n".join(plan_lines(plan, parts=out["parts"], topic_size=out["topic_size"]))
+
+
+def plan_lines(plan: DocumentsPlan, *, parts: dict[str, float], topic_size: int) -> list[str]:
+    """Returns what a plan does, brings and costs, part by part."""
+    cost = plan.cost()
+    each = ", ".join(f"{name} {epsilon:.2f}" for name, epsilon in parts.items())
+    lines = [
+        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.adjacency}: all parts; alone: {each}",
+        *_topic_lines(plan),
+        *_word_lines(plan, topic_size),
+        *_text_lines(plan),
+        f"cost     up to {cost.private_calls:,} private calls, {cost.public_calls:,} public ones",
+    ]
+    if plan.releases_words:
+        lines.append("         Released words are words of the records, names too; read them, or give a review.")
+    return lines
+
+
+def _topic_lines(plan: DocumentsPlan) -> list[str]:
+    rule, found = plan.topics.rule.to_dict(), plan.found_from(0.95)
+    if plan.least_units is None:
+        kind = f"words that many units write, {rule['max_values']} of each unit; Gaussian noise on sums of weights"
+        return [
+            f"topics   at most {plan.num_topics}: {kind}",
+            f"         a word of {found} units with a chance of 95 %",
+        ]
+    noise = f"{plan.topics.mechanism.name} noise, deviation {plan.deviation:.1f} units"
+    keywords = f"{len(rule['values']):,} public keywords, {rule['max_values']} of each unit"
+    return [
+        f"topics   at most {plan.num_topics} of {keywords}; {noise}",
+        f"         from a noisy count of {plan.least_units} on: a keyword of {found} units with a chance of 95 %",
+    ]
+
+
+def _word_lines(plan: DocumentsPlan, topic_size: int) -> list[str]:
+    words, needed = plan.words, plan.words_from(0.95)
+    if words is None or needed is None:
+        return ["words    none leave; topics.words=8 releases those that many units of a topic write"]
+    pairs = ", and pairs of those that are neighbours" if plan.pairs else ""
+    noise = f"noise {words.scale:.2f}, threshold {words.mechanism.threshold:.1f}"
+    alone = f"which words of one unit reach with a chance of {words.failure:.1g}"
+    lines = [
+        f"words    {words.rule.max_words} of each unit, by topic{pairs}; {noise}, {alone}",
+        f"         a word of {needed} units of a topic with a chance of 95 %",
+    ]
+    if needed > topic_size:
+        lines.append(f"         a topic has {topic_size} units if they spread evenly: too few for a word")
+    return lines
+
+
+def _text_lines(plan: DocumentsPlan) -> list[str]:
+    if plan.generation is None:
+        return ["texts    none leave: the words of a topic are its document, and no model is asked"]
+    shown, noise = plan.generation.to_dict(), plan.generation.noise_multiplier
+    rows = f"{shown['num_slots']} rows per token"
+    each = f"{plan.documents_per_topic} of each topic"
+    return [f"texts    {each}; {shown['mechanism']}, noise multiplier {noise:.3f}, {rows}"]
+
 
 Sizes = dict[str | None, int]
 Output = dict[str, Any]
@@ -83,7 +235,7 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
 
 def _check_declarable(settings: Settings, sizes: Sizes) -> None:
     """Refuses sizes and a delta that a run would refuse."""
-    from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
 
     split: dict[str, Any] = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
     declared: Any = sizes.get(None, sizes)
@@ -166,7 +318,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _rule(settings: Settings) -> TokenRule:
-    from langchain_dpicl.generation.token_mechanisms import TokenRule
+    from langchain_dpicl.generation.plan import TokenRule
 
     decoding = settings.get("decoding")
     noise = noise_of(settings.get("noise"), Noise, LogitNoise)
@@ -218,7 +370,7 @@ def _agreed(settings: Settings) -> float:
 
 def _writing(settings: Settings) -> dict[str, Any]:
     """Returns what a generation writes: texts, their length, candidates and samples."""
-    from langchain_dpicl.generation.word_tree import MOST_COLUMNS
+    from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS
 
     decoding, rows, length = settings.get("decoding"), settings.get("rows"), settings.get("max_tokens", 60)
     candidates = 100 if decoding is None else decoding.candidates
@@ -235,7 +387,7 @@ def _writing(settings: Settings) -> dict[str, Any]:
 
 def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule) -> GenerationPlan:
     from langchain_dpicl.generation.plan import Segment, plan_generation
-    from langchain_dpicl.planning.word_share import words_before_texts
+    from langchain_dpicl.planning.share_plan import words_before_texts
 
     writing, decoding = _writing(settings), settings.get("decoding")
     segments = (Segment("text", writing.pop("max_tokens")),)
@@ -652,7 +804,7 @@ def _chosen(
 def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.backends.base import RowHint
     from langchain_dpicl.planning.expected_utility import RowDesign
-    from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+    from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
     from langchain_dpicl.runs.query_plan import compare_queries, declared_design, expected_rows, plan_queries
 
     source = _source(settings)
@@ -798,7 +950,7 @@ def _voting_option_text(option: dict[str, Any]) -> str:
 def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one shape
     from langchain_dpicl.planning.row_law import RowFacts
-    from langchain_dpicl.retrieval.plan import plan_retrieval, refuse_wordings
+    from langchain_dpicl.retrieval import plan_retrieval, refuse_wordings
 
     retrieval, participants, source = settings.get("retrieval"), settings.guess.participants, _source(settings)
     refuse_wordings(settings.get("task"))
@@ -944,7 +1096,7 @@ def _pate_options(
     """Returns what is compared, best first."""
     from langchain_dpicl.pate.plan import propose_labelling
     from langchain_dpicl.planning.expected_utility import RowDesign
-    from langchain_dpicl.privacy.extensions.method_tickets import TEACHERS
+    from langchain_dpicl.privacy.extensions.registry import TEACHERS
 
     rows, guess = settings.get("rows"), settings.guess
     teachers = _teachers(rows)
@@ -1152,7 +1304,7 @@ def _training_option_text(option: dict[str, Any]) -> str:
 
 def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one search
-    from langchain_dpicl.evolution.plan import plan_evolution
+    from langchain_dpicl.evolution import plan_evolution
 
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     search = settings.get("evolution") or Evolution()

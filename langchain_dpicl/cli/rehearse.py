@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
-from langchain_dpicl.cli.inputs import check_out, load_model, read_records
+from langchain_dpicl.cli.inputs import (
+    Settings,
+    add_flags,
+    add_settings,
+    check_out,
+    load_model,
+    read_records,
+    read_settings,
+)
 from langchain_dpicl.cli.plan import num_wordings, toml_lines
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
-    from langchain_dpicl.rehearsal.asking import RehearsalCost
-    from langchain_dpicl.rehearsal.choice import FreeRival
-    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
-    from langchain_dpicl.rehearsal.trying import TriedOption
+    from langchain_dpicl.rehearsal.choice import FreeRival, TriedOption
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal, RehearsalCost
 
 Say = Callable[[str], object]
 Confirm = Callable[[str], bool]
@@ -142,8 +147,8 @@ def _rehearsed(
     asks: bool = True,
 ) -> Rehearsal | None:
     """Says what it will cost, asks whether to go on, and rehearses; None: not to go on."""
-    from langchain_dpicl.rehearsal.asking import rehearse
-    from langchain_dpicl.tasks.public_records import PublicRecords
+    from langchain_dpicl.rehearsal.rehearsal import rehearse
+    from langchain_dpicl.tasks import PublicRecords
 
     data = settings.data
     keys: dict[str, Any] = {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
@@ -188,7 +193,7 @@ def _with_text_label(record: Any, label_key: str) -> Any:
 
 
 def _cost(arguments: argparse.Namespace, settings: Settings, answers: LabelAnswers, num_examples: int) -> RehearsalCost:
-    from langchain_dpicl.rehearsal.asking import rehearsal_cost
+    from langchain_dpicl.rehearsal.rehearsal import rehearsal_cost
 
     may_calibrate = answers.calibrate is not False and answers.votes != "text"
     calls = settings.cost.calls_per_row or (1 + len(answers.content_free) if may_calibrate else 1)
@@ -249,7 +254,7 @@ def _check_alone(arguments: argparse.Namespace) -> None:
 
 def _tried(arguments: argparse.Namespace) -> Settings:
     """Reads the settings; refuses wordings that retrieval has no rows for."""
-    from langchain_dpicl.retrieval.plan import refuse_wordings
+    from langchain_dpicl.retrieval import refuse_wordings
 
     settings = read_settings(arguments, methods=_METHODS)
     if arguments.documents is not None:
@@ -259,8 +264,8 @@ def _tried(arguments: argparse.Namespace) -> Settings:
 
 def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
     """Prints the table and the recommendation. Returns 0, whatever is recommended."""
+    from langchain_dpicl.rehearsal.choice import try_components
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
-    from langchain_dpicl.rehearsal.trying import try_components
 
     settings = _tried(arguments)
     guess, prices = settings.guess, settings.cost
@@ -360,8 +365,8 @@ def _demonstrations(
 ) -> list[dict[str, Any]]:
     """Returns what noise leaves of private demonstrations at each epsilon; no accuracy, which the texts decide."""
     from langchain_dpicl.generation.plan import Segment, plan_generation
+    from langchain_dpicl.rehearsal.choice import EPSILONS
     from langchain_dpicl.rehearsal.generation import rehearse_generation
-    from langchain_dpicl.rehearsal.trying import EPSILONS
 
     keys: dict[str, Any] = {"text_key": settings.data.text_key, "label_key": _label_key(settings), "labels": labels}
     rehearsal = rehearse_generation(
@@ -428,9 +433,8 @@ def _retrieval(
     delta: float,
 ) -> Iterator[TriedOption]:
     """Yields votes of retrieved documents: rows of one document, which are taken to be worth a random one."""
-    from langchain_dpicl.rehearsal.choice import against_free
-    from langchain_dpicl.rehearsal.trying import EPSILONS, TriedOption
-    from langchain_dpicl.retrieval.plan import plan_retrieval
+    from langchain_dpicl.rehearsal.choice import EPSILONS, TriedOption, against_free
+    from langchain_dpicl.retrieval import plan_retrieval
 
     queries, prices = settings.get("max_queries", 100), settings.cost
     labels = len(rehearsal.labels)

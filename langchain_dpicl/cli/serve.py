@@ -25,14 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.config import Settings, read_toml, settings_of
-from langchain_dpicl.cli.exit_codes import DONE, VIOLATED, Explain
-from langchain_dpicl.cli.inputs import load_embeddings, load_model, private_examples
-from langchain_dpicl.cli.parser import Parser
+from langchain_dpicl.cli.inputs import Settings, load_embeddings, load_model, private_examples, read_toml, settings_of
+from langchain_dpicl.cli.parser import DONE, VIOLATED, Explain, Parser
 from langchain_dpicl.cli.spending import rehearsed
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import EmbeddingAnswers, Retrieval, Serving
-from langchain_dpicl.options.base import Count, Option, Positive, Texts
+from langchain_dpicl.options import Count, EmbeddingAnswers, Option, Positive, Retrieval, Serving, Texts
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -303,7 +300,7 @@ def running_of(app: App, folder: Path) -> Running:
     """
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
     from langchain_dpicl.budget.metrics import DPICLMetrics
-    from langchain_dpicl.service.operators import OperatorView, RefusalLog
+    from langchain_dpicl.service.service import OperatorView, RefusalLog
     from langchain_dpicl.service.web import Running
 
     tenants, operators = _keys(app.tenants), _operators(app)

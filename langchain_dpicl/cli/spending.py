@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
-from langchain_dpicl.cli.config import Settings, add_flags, add_settings
-from langchain_dpicl.cli.exit_codes import DONE, INTERRUPTED, exit_code_of
-from langchain_dpicl.cli.inputs import check_out, read_records
+from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, check_out, read_records
 from langchain_dpicl.cli.ledger import remaining_text
-from langchain_dpicl.cli.parser import Parser
+from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.options import Noise
-from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:

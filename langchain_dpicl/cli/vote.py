@@ -1,19 +1,22 @@
-"""Runs `dpicl vote`, which answers public questions from private records."""
+"""Runs `dpicl vote`, `evaluate`, `choose` and `discover`, each one charge for one release or query."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, get_args
 
-from langchain_dpicl.cli.config import read_settings
-from langchain_dpicl.cli.exit_codes import DONE
-from langchain_dpicl.cli.inputs import load_model, private_examples
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl.cli.inputs import Settings, load_model, load_named, private_examples, read_settings
+from langchain_dpicl.cli.ledger import remaining_text
+from langchain_dpicl.cli.parser import DONE
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
+    RELEASED,
     SEES_RECORDS,
     Call,
     Say,
@@ -23,21 +26,32 @@ from langchain_dpicl.cli.spending import (
     dry_run,
     json_line,
     new_command,
+    on_ledger,
     one_line,
     public_items,
+    public_lines,
     records_of,
     rehearsed,
+    save_or_print,
     say_report,
     share_of,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.options import Noise, noise_of
+from langchain_dpicl.privacy._validate import check_choice, fail
 
 if TYPE_CHECKING:
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.cli.parser import Parser
+    from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery, WordDiscovery, WordsPlan
+    from langchain_dpicl.evaluation.evaluators import BoundEvaluator
+    from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
+    from langchain_dpicl.released.counts import ReleasedCounts, ReleasedWords
     from langchain_dpicl.results import VotingResult
     from langchain_dpicl.voting import DPVotingRunnable
 
-_NOTES = f"""\
+
+_NOTES_OF_VOTE = f"""\
 {SEES_RECORDS} Questions are public: nothing hides them.
 Each answer takes one of --max-queries tickets, by default one for each question. Several runs share the tickets of one
 --component: give all of them the same --max-queries. An answer that stands in the file of --memo is free.
@@ -55,7 +69,7 @@ def add_vote(commands: Any, *, run: Any) -> None:
         "vote",
         words="a label for each question of a file, or of --query",
         about="Answers public questions with labels that prompts of private records vote for.",
-        notes=_NOTES,
+        notes=_NOTES_OF_VOTE,
         run=run,
     )
     command.add_argument("--queries", type=Path, metavar="FILE", help="questions: .jsonl, .csv, or one a line")
@@ -177,3 +191,440 @@ def _appending(out: Path | None) -> Iterator[IO[str] | None]:
         return
     with out.open("a", encoding="utf-8") as file:
         yield file
+
+
+_PROMPTS = """\
+A prompt is a file with an f-string template, such as "{text} Queue:"; its variables are fields of the records (or see
+inputs in --set). Without --evaluator an answer is right if it names the label; --evaluator names a Score or a Judge of
+Python. """
+_EVALUATE_NOTES = f"""\
+{SEES_RECORDS} {_PROMPTS}With --baseline another prompt answers the same records, and the difference has an
+interval of its own.
+A few hundred public records that look alike tell a good prompt from a bad one for free: see `dpicl rehearse`.
+{RELEASED}{BUDGET_NOTES}"""
+_CHOOSE_NOTES = f"""\
+{SEES_RECORDS} {_PROMPTS}Every prompt answers the same records. How many prompts there are hardly changes what it
+costs in epsilon; the calls are prompts times records. Only the name of the chosen prompt is released.
+{RELEASED}{BUDGET_NOTES}"""
+
+
+def add_evaluate(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = new_command(
+        commands,
+        "evaluate",
+        words="how good a prompt is on the records",
+        about="Measures a prompt on private records: noisy counts of right and wrong answers.",
+        notes=_EVALUATE_NOTES,
+        run=run,
+    )
+    command.add_argument("--prompt", action="append", default=[], type=Path, metavar="FILE", help="template under test")
+    command.add_argument("--baseline", type=Path, metavar="FILE", help="another template, for the same records")
+    _add_rest(command)
+
+
+def add_choose(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = new_command(
+        commands,
+        "choose",
+        words="the best of several prompts on the records",
+        about="Chooses the best of several prompts on private records; only its name is released.",
+        notes=_CHOOSE_NOTES,
+        run=run,
+    )
+    command.add_argument(
+        "--prompt", action="append", default=[], type=Path, metavar="FILE", help="a template, once per candidate"
+    )
+    _add_rest(command)
+
+
+def _add_rest(command: Parser) -> None:
+    command.add_argument("--evaluator", metavar="NAME", help="a Score or Judge, as module:name (default: the label)")
+    command.add_argument("--sample", type=int, metavar="N", help="records that are read, on average (default: all)")
+    command.add_argument("--out", type=Path, metavar="FILE", help="JSON for result and report")
+    add_shared(command, "model", "part")
+
+
+def run_evaluate(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
+    """Measures a prompt; returns the exit code."""
+    from langchain_dpicl.evaluation import dp_evaluate
+
+    call, evaluator = _call_of(arguments, "evaluation", say, complain)
+    if len(arguments.prompt) != 1:
+        raise fail("--prompt", "one file; `dpicl choose` compares several", len(arguments.prompt))
+    if arguments.dry_run:
+        return _dry_run(call, _evaluation_plan(call, evaluator))
+    check_target(arguments, call.settings)
+    model = _model(call.settings)
+    baseline = None if arguments.baseline is None else _template(arguments.baseline) | model
+    return _released(call, dp_evaluate, _template(arguments.prompt[0]) | model, evaluators=evaluator, baseline=baseline)
+
+
+def run_choose(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
+    """Chooses a prompt; returns the exit code."""
+    from langchain_dpicl.evaluation import dp_choose
+
+    call, evaluator = _call_of(arguments, "choice", say, complain)
+    if len(arguments.prompt) < 2:
+        raise fail("--prompt", "two files or more, each with its own --prompt", len(arguments.prompt))
+    names = _names(arguments.prompt)
+    if arguments.dry_run:
+        return _dry_run(call, _choice_plan(call, evaluator, len(names)))
+    check_target(arguments, call.settings)
+    model = _model(call.settings)
+    chains = {name: _template(path) | model for name, path in zip(names, arguments.prompt, strict=True)}
+    return _released(call, dp_choose, chains, evaluator=evaluator)
+
+
+def _call_of(arguments: argparse.Namespace, method: str, say: Say, complain: Say) -> tuple[Call, Any]:
+    """Returns the call, and the evaluator that it names."""
+    from langchain_dpicl.evaluation import Exact
+    from langchain_dpicl.evaluation.evaluators import Evaluator
+
+    settings = read_settings(arguments, methods=(method,))
+    if settings.budget.ledger is not None and settings.budget.delta is not None:
+        advice = "A share of a ledger has the delta in proportion to its epsilon."
+        raise fail("--delta", "none with --ledger", settings.budget.delta, advice)
+    name = arguments.evaluator
+    evaluator = Exact() if name is None else load_named("--evaluator", name)
+    if not isinstance(evaluator, Evaluator):
+        raise fail("--evaluator", "a Score or a Judge of langchain_dpicl.evaluation", type(evaluator).__name__)
+    return Call(arguments, settings, say, complain), evaluator
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Returns the name of each prompt: that of its file, or its path where two files have one name."""
+    names = [path.stem for path in paths]
+    names = names if len(set(names)) == len(names) else list(map(str, paths))
+    if len(set(names)) < len(names):
+        raise fail("--prompt", "different files", names)
+    return names
+
+
+def _template(path: Path) -> Any:
+    from langchain_core.prompts import PromptTemplate
+
+    try:
+        return PromptTemplate.from_template(read_plain(path, MAX_TEXT).decode("utf-8-sig").rstrip("\r\n"))
+    except ValueError as error:  # a brace without its partner, or bytes that are no UTF-8; the file is public
+        raise ConfigurationError(f"--prompt: expected an f-string template in UTF-8, found {path}: {error}.") from None
+
+
+def _model(settings: Settings) -> Any:
+    """Returns the model of a chain, which LangChain calls."""
+    if settings.model.name == "embedded":
+        from langchain_dpicl.serving import EmbeddedLLM
+
+        return EmbeddedLLM(max_tokens=8)
+    if Path(settings.model.name).is_dir():
+        advice = "Wrap the folder: my_models.py with llm = LocalLLM(...), and --model my_models:llm."
+        raise fail("--model", "embedded, provider:model or module:name", settings.model.name, advice)
+    return load_model(settings.model)
+
+
+def _released(call: Call, release: Any, *chains: Any, **asked: Any) -> int:
+    settings, arguments = call.settings, call.arguments
+    budget = budget_of(settings)
+    result = release(
+        *chains,
+        private_examples(settings),
+        budget=budget,
+        progress=call.progress,
+        sample=_sample(call),
+        **asked,
+        **_share(settings),
+    )
+    save_or_print(result, arguments.out, say=call.say)
+    if arguments.json:
+        call.say(result.to_json())
+    elif not arguments.quiet:
+        call.say(f"{result}\n")
+        say_report(call, budget)
+    return DONE
+
+
+def _sample(call: Call) -> int | None:
+    found: int | None = call.settings.get("sample") if call.arguments.sample is None else call.arguments.sample
+    return found
+
+
+def _share(settings: Settings) -> dict[str, Any]:
+    """Returns the epsilon, the name and the other parameters of the call."""
+    name = settings.get("component")
+    if name is None and settings.budget.ledger is not None:
+        name = f"{settings.method}-{settings.data.dataset_id}"
+    epsilon = settings.get("epsilon", settings.budget.epsilon)
+    return {**settings.only("inputs", "timeout", "part"), "component": name, "epsilon": epsilon}
+
+
+# -- a dry run -------------------------------------------------------------------------------------------------------
+
+
+def _evaluation_plan(call: Call, evaluator: Any) -> EvaluationPlan:
+    from langchain_dpicl.evaluation import plan_evaluation
+    from langchain_dpicl.evaluation.evaluators import paired
+
+    bound, chains = _bound(call, evaluator), 1 if call.arguments.baseline is None else 2
+    return plan_evaluation(
+        widths=[(paired(bound) if chains == 2 else bound).widths],
+        calls_per_unit=chains * (1 if bound.judge is None else 2),
+        **_terms(call),
+    )
+
+
+def _choice_plan(call: Call, evaluator: Any, candidates: int) -> ChoicePlan:
+    from langchain_dpicl.evaluation.plan import plan_choice
+
+    bound = _bound(call, evaluator)
+    return plan_choice(
+        candidates=candidates,
+        calls_per_unit=candidates * (1 if bound.judge is None else 2),
+        is_rounded=len(set(bound.scores)) > 2,
+        **_terms(call),
+    )
+
+
+def _bound(call: Call, evaluator: Any) -> BoundEvaluator:
+    data = call.settings.data
+    labels = data.labels or tuple(str(label) for label in data.sizes() if label is not None) or None
+    fields = (data.text_key, *(data.fields or ()), *(() if data.label_key is None else (data.label_key,)))
+    bound: BoundEvaluator = evaluator.bind(fields, data.label_key, labels)
+    return bound
+
+
+def _terms(call: Call) -> dict[str, Any]:
+    settings = on_ledger(call.settings)
+    part, size = settings.get("part"), sum(settings.data.sizes().values())
+    name = settings.data.dataset_id or "private-examples"
+    if part is not None:
+        from langchain_dpicl.privacy.extensions.outcome_counts import Part, name_of_parts, sizes_of_parts
+
+        check_choice("part", part, get_args(Part))
+        size, name = sizes_of_parts(size)[part], name_of_parts(name)
+    return {
+        "public_size": size,
+        "part": part,
+        "epsilon": settings.share_epsilon,
+        "delta": settings.share_delta,
+        "sample": _sample(call),
+        "adjacency": settings.adjacency,
+        "partition": name,
+    }
+
+
+def _dry_run(call: Call, plan: EvaluationPlan | ChoicePlan) -> int:
+    """Prints the plan; reads no record, asks no model and spends nothing."""
+    calls, expected = plan.cost().private_calls, plan.expected()
+    if call.arguments.json:
+        call.say(json.dumps({"plan": plan.to_dict(), "expected": expected, "calls": calls}, indent=2))
+        return DONE
+    if "lead" in expected:
+        words = f"lead     {100 * expected['lead']:.2f} % of the range of marks above all others wins with 90 %"
+    else:
+        words = (
+            f"width    of the 95 % interval at an accuracy of .8: +-{100 * expected['population']:.2f} points for the "
+            f"population, +-{100 * expected['data']:.2f} for these records"
+        )
+    call.say(
+        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.adjacency}\n"
+        f"reads    {plan.sample:,} of the declared units on average; {calls:,} calls\n{words}"
+    )
+    return DONE
+
+
+_NOTES_OF_DISCOVER = f"""\
+Without --by it counts units. With --by FIELD it finds the values of a field that enough units hold; with --value, once
+per value, it counts those. With --words it finds words of the texts that many units write; read them before you send
+them on, names are released too. No model is asked. {RELEASED}No result depends on a declared size. Without
+--public-size the report gives the largest size that --delta allows, 0.1/delta, as the size of the records.
+
+{BUDGET_NOTES}"""
+
+
+def add_discover(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = new_command(
+        commands,
+        "discover",
+        words="counts of units, labels or other values; words of the texts",
+        about="Counts units, labels or values under differential privacy, and finds unknown ones, or words.",
+        notes=_NOTES_OF_DISCOVER,
+        run=run,
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON for what is released and its report; none: --dry-run"
+    )
+    command.add_argument("--by", metavar="FIELD", help="field whose values are counted; without it units are")
+    command.add_argument("--value", action="append", help="a value that may occur, once per value; none: find them")
+    command.add_argument("--max-values", type=int, metavar="N", help="values that a unit counts for (1), or words (8)")
+    command.add_argument("--keep-case", action="store_true", help="upper and lower case make different values")
+    command.add_argument("--words", action="store_true", help="find words of the text, for each label by itself")
+    command.add_argument("--pairs", action="store_true", help="with --words: pairs of found words that are neighbours")
+    command.add_argument("--deny", type=Path, metavar="FILE", help="with --words: PUBLIC words that must not be found")
+    add_shared(command)
+
+
+def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
+    """Releases and prints counts or words, or the plan of a dry run; returns the exit code."""
+    settings = read_settings(arguments, methods=("counts",))
+    if others := sorted(set(settings.component) - {"epsilon", "noise", "component"}):
+        raise fail("settings", "--by, --value, --max-values and --keep-case for what is counted", others)
+    if arguments.by is None and arguments.value is not None:
+        raise fail("--by", "the field that holds the values", None)
+    if arguments.by is not None and arguments.by == settings.data.label_key:
+        advice = "Its values are declared: without --by, dpicl discover counts the units of each label."
+        raise fail("--by", "a field other than label_key", arguments.by, advice)
+    what = _what_is_found(arguments, settings)
+    noise = noise_of(settings.get("noise"), Noise)
+    if arguments.dry_run or arguments.out is None:
+        plan = _dry_plan(arguments, on_ledger(settings), what, noise)
+        planned = f"{_discovery_text(plan)}\nspent    nothing: this is a plan; --out FILE without --dry-run releases"
+        say(json.dumps(plan.to_dict(), indent=2) if arguments.json else planned)
+        return DONE
+    check_target(arguments, settings)
+    run, budget = _run(arguments, settings, what, noise)
+    released = run.run()
+    save_or_print(released, arguments.out, say=say)
+    if arguments.json:
+        say(released.to_json())
+    elif not arguments.quiet:
+        say(
+            "\n".join(
+                (
+                    _discovery_text(run.plan),
+                    "",
+                    *_found_text(released),
+                    "",
+                    str(budget.report()),
+                    "",
+                    *remaining_text(budget.budget),
+                )
+            )
+        )
+    return DONE
+
+
+def _what_is_found(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Returns what a unit counts for, as constructors take it; refuses options of the other kind of release."""
+    if not arguments.words:
+        if arguments.pairs or arguments.deny is not None:
+            raise fail("--pairs, --deny", "neither without --words", "one of them")
+        most = 1 if arguments.max_values is None else arguments.max_values
+        return {"values": arguments.value, "max_values": most, "fold_case": not arguments.keep_case}
+    if arguments.value is not None or arguments.keep_case:
+        raise fail("--value, --keep-case", "neither beside --words", "one of them")
+    denied = () if arguments.deny is None else public_lines(arguments.deny, records_of(settings), "--deny")
+    most = 8 if arguments.max_values is None else arguments.max_values
+    return {"max_values": most, "deny": tuple(denied), "pairs": arguments.pairs}
+
+
+def _dry_plan(
+    arguments: argparse.Namespace, settings: Settings, what: dict[str, Any], noise: Noise
+) -> DiscoveryPlan | WordsPlan:
+    from langchain_dpicl.discovery import plan_discovery, plan_words
+
+    terms: dict[str, Any] = {
+        "epsilon": settings.share_epsilon,
+        "delta": settings.share_delta,
+        "adjacency": settings.adjacency,
+        "noise_multiplier": noise.multiplier,
+        "partition": settings.data.dataset_id or "private-examples",
+    }
+    if not arguments.words:
+        return plan_discovery(arguments.by, **what, **terms)
+    data, labels = settings.data, tuple[str, ...]()
+    if data.label_key is not None:
+        labels = data.labels or (tuple(data.public_size) if isinstance(data.public_size, Mapping) else ())
+    return plan_words(arguments.by or data.text_key, labels=labels, **what, **terms)
+
+
+def _run(
+    arguments: argparse.Namespace, settings: Settings, what: dict[str, Any], noise: Noise
+) -> tuple[UnitCounter | ValueDiscovery | WordDiscovery, PrivacyBudgetCallbackHandler]:
+    from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
+
+    budget, data = budget_of(settings), settings.data
+    data = data.replace(
+        public_size=_most_units(budget.delta) if data.public_size is None else data.public_size,
+        # A field that is declared leaves the declaration as it is, so that other components share the data set.
+        text_key=data.text_key if arguments.by is None or arguments.by in (data.fields or ()) else arguments.by,
+    )
+    private = private_examples(dataclasses.replace(settings, data=data))
+    if noise.delta is None:
+        noise = noise.replace(delta=settings.budget.delta)
+    paid = {**settings.only("component"), **share_of(settings), "budget": budget, "noise": noise}
+    if arguments.words:
+        return WordDiscovery.from_private_examples(private, **what, **paid), budget
+    if arguments.by is not None and arguments.value is None:
+        del what["values"]
+        return ValueDiscovery.from_private_examples(private, field=arguments.by, **what, **paid), budget
+    return UnitCounter.from_private_examples(private, field=arguments.by, **what, **paid), budget
+
+
+def _most_units(delta: float) -> int:
+    """Returns the largest number of units that goes with a delta."""
+    if delta == 0:
+        advice = "Give --public-size N: a rough guess will do, as counts do not depend on it."
+        raise fail("--public-size", "the declared number of units, at delta 0", None, advice)
+    return max(1, int(0.1 / delta))
+
+
+def _discovery_text(plan: DiscoveryPlan | WordsPlan) -> str:
+    from langchain_dpicl.discovery import WordsPlan
+
+    if isinstance(plan, WordsPlan):
+        return _words_plan_text(plan)
+    what = "units" if plan.release.rule.name is None else f"values of {plan.release.rule.name!r}"
+    lines = [
+        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.release.adjacency}, counts of {what}",
+        f"noise    discrete Laplace, scale {float(plan.release.scale):.3f}, deviation {plan.deviation:.2f} units",
+    ]
+    if plan.threshold is not None:
+        lines.append(
+            f"found    from a noisy count of {plan.threshold} on: a value of {plan.found_from(0.95)} units with a "
+            f"chance of 95 %, one of a single unit with at most {plan.threshold_delta:.2g}"
+        )
+    return "\n".join(lines)
+
+
+def _words_plan_text(plan: WordsPlan) -> str:
+    release, rule = plan.release, plan.release.rule
+    kinds = "words and pairs of them" if plan.pairs is not None else "words"
+    split = f", each of {len(plan.labels)} labels by itself" if plan.labels else ""
+    terms = f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {release.adjacency}"
+    chances = f"chance of 95 %, one of a single unit with at most {release.failure:.2g}"
+    lines = [
+        f"{terms}, {kinds} of {rule.name!r}{split}",
+        f"noise    Gaussian, deviation {release.scale:.2f}; a unit's words, {rule.max_words} at most, add 1 in squares",
+        f"found    from a sum of {plan.threshold:.1f} on: a word of {plan.found_from(0.95)} units with a {chances}",
+    ]
+    return "\n".join(lines)
+
+
+def _found_text(released: ReleasedCounts | ReleasedWords) -> list[str]:
+    from langchain_dpicl.released.counts import ReleasedCounts
+
+    return _counts_text(released) if isinstance(released, ReleasedCounts) else _words_text(released)
+
+
+def _words_text(released: ReleasedWords) -> list[str]:
+    if not released.words:
+        return ["no word reached the threshold"]
+    lines = ["Read these words before you send them on: names that many people write are among them."]
+    for label, words, pairs in released.groups:
+        named = "" if label is None else f"{label}: "
+        lines.append(f"{named}{len(words)} words: {', '.join(word for word, _ in words)}")
+        lines += [f"{named}{len(pairs)} pairs: {', '.join(pair for pair, _ in pairs)}"] if pairs else []
+    return lines
+
+
+def _counts_text(released: ReleasedCounts) -> list[str]:
+    if not released.counts:
+        return ["nothing reached the threshold"]
+    from langchain_dpicl.privacy.extensions.value_counts import noise_margin
+
+    margin = noise_margin(released.release.scale, 0.95)  # not `public_size`, which is never below 1
+    width = max(5, *map(len, released.counts))
+    rows = (f"{value:<{width}}  {count:>11,}  {max(0, count - margin):>8,}" for value, count in released.counts.items())
+    return [f"{'value':<{width}}  noisy count  at least (95 % each)", *rows]

@@ -8,12 +8,11 @@ if TYPE_CHECKING:
     from langchain_dpicl.evaluation.choose import Choice, dp_achoose, dp_choose
     from langchain_dpicl.evaluation.evaluate import EvaluationResult, dp_aevaluate, dp_evaluate
     from langchain_dpicl.evaluation.evaluators import Exact, Judge, Pure, Score
-    from langchain_dpicl.evaluation.intervals import Estimate
-    from langchain_dpicl.evaluation.plan import plan_choice, plan_evaluation
+    from langchain_dpicl.evaluation.plan import Estimate, plan_choice, plan_evaluation
 
 _HOME = {
     "Choice": "langchain_dpicl.evaluation.choose",
-    "Estimate": "langchain_dpicl.evaluation.intervals",
+    "Estimate": "langchain_dpicl.evaluation.plan",
     "EvaluationResult": "langchain_dpicl.evaluation.evaluate",
     "Exact": "langchain_dpicl.evaluation.evaluators",
     "Judge": "langchain_dpicl.evaluation.evaluators",

@@ -11,25 +11,28 @@ from langchain_core.runnables import RunnableConfig
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.asking import Probe, Question
+from langchain_dpicl.evaluation.chains import Probe, Question
 from langchain_dpicl.evaluation.evaluate import (
     ONE_OF_THEM,
+    KeptCall,
+    OneRelease,
+    Saved,
+    SetAside,
     declared_share,
     examples_of,
+    identity_of,
     question_report,
     silent_question,
     terms_of,
 )
 from langchain_dpicl.evaluation.evaluators import STOCK, Evaluator
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_name, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.part_split import Part
-from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.extensions.outcome_counts import Part
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.release_plan import Release
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 

@@ -19,8 +19,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.private_calls.call import read_silently
-from langchain_dpicl.privacy._validate import check_real, fail
-from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy._validate import check_name, check_real, fail
 
 OTHER = "other"
 """The outcome of an answer that names no label, and of a call that failed; in brackets where a label has that name."""

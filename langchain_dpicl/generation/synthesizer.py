@@ -18,46 +18,61 @@ from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import GroupBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, calls_at_once
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, run_sync
+from langchain_dpicl.backends.sync_async import LEAST_BESIDE, Blocking, EffectGenerator, calls_at_once, run_sync
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.distributed.executor import (
+from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
+from langchain_dpicl.distributed import (
+    ExecutorLike,
     JobLease,
     JobResult,
     RemoteExecution,
     TurnLostError,
     Workplace,
+    as_executor,
     check_reached,
 )
-from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
 from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.decoding_loop import (
     BlockTickets,
     DecodingSpec,
     Opener,
     PartialText,
+    WordTree,
     make_script,
     write_draft,
 )
 from langchain_dpicl.generation.grammars import Grammar
-from langchain_dpicl.generation.plan import GenerationPlan, deal_name, plan_generation, template_name, warn_of_noise
-from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
-from langchain_dpicl.generation.word_tree import WordTree
-from langchain_dpicl.options import LocalExecutor
-from langchain_dpicl.options.base import LLM, Where, option_of
-from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows, noise_of
-from langchain_dpicl.options.tasks import Decoding, GenerationTask
+from langchain_dpicl.generation.plan import (
+    GenerationPlan,
+    TokenRule,
+    deal_name,
+    plan_generation,
+    public_margin,
+    template_name,
+    warn_of_noise,
+)
+from langchain_dpicl.options import (
+    LLM,
+    Decoding,
+    GenerationTask,
+    LocalExecutor,
+    LogitNoise,
+    LogitNoiseName,
+    Noise,
+    NoiseName,
+    Rows,
+    Where,
+    noise_of,
+    option_of,
+)
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.planning.word_share import words_before_texts
+from langchain_dpicl.planning.share_plan import words_before_texts
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.word_release import FIRST_WORDS_TEMPLATE, Weight
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.count_release import release_words
-from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import (
     check_run,
     declare_share,
@@ -66,15 +81,13 @@ from langchain_dpicl.release.declare_share import (
     share_of_delta,
     stream_runs,
 )
+from langchain_dpicl.release.samples import DealtSample, open_deal
 from langchain_dpicl.release.token_block import ReleaseBlock, open_block
+from langchain_dpicl.released.counts import WordGroup
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
-from langchain_dpicl.released.words import WordGroup
-from langchain_dpicl.reports.public_words import public_words
-from langchain_dpicl.reports.verify import problems_in
-from langchain_dpicl.reports.verify_released import first_word_problems
+from langchain_dpicl.reports.verify import first_word_problems, problems_in, public_words
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal, check_paid
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, report_of
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid, report_of
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 

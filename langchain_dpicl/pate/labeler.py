@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
+from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
@@ -24,47 +25,289 @@ from langchain_dpicl.backends.sync_async import (
     run_sync,
 )
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left, resolve_budget
-from langchain_dpicl.distributed.executor import (
+from langchain_dpicl.budget.handler import BudgetLike, RunEvents, describe_tickets_left, resolve_budget
+from langchain_dpicl.distributed import (
+    ExecutorLike,
     JobLease,
     JobResult,
     RemoteExecution,
     TurnLostError,
     Workplace,
+    as_executor,
     check_reached,
 )
-from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
-from langchain_dpicl.options import LocalExecutor
-from langchain_dpicl.options.answers import LabelAnswers
-from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of, refuse_unused
-from langchain_dpicl.options.rows import ConfidentGNMax, Noise, NoiseName, Rows, noise_of
-from langchain_dpicl.options.tasks import FewShotTask
-from langchain_dpicl.pate.inputs import InputTemplate, key_of
+from langchain_dpicl.options import (
+    LLM,
+    ConfidentGNMax,
+    FewShotTask,
+    LabelAnswers,
+    LocalExecutor,
+    Noise,
+    NoiseName,
+    PublicInput,
+    Rows,
+    TemplateLike,
+    Where,
+    noise_of,
+    option_of,
+    refuse_unused,
+)
 from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
-from langchain_dpicl.pate.teachers import teachers_of
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess, RowSource
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.extensions.method_tickets import Teachers as TeacherKind
+from langchain_dpicl.privacy.extensions.registry import ANSWER_TEMPLATE, LABEL_TEMPLATE, SAMPLE_TEMPLATE, TEST_TEMPLATE
+from langchain_dpicl.privacy.extensions.registry import Teachers as TeacherKind
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.privacy.mechanisms.noise import Mechanism, Release
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import Mechanism, Release
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.rehearsal.choice import ChosenRows, chosen_rows
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+from langchain_dpicl.release.curator import SecretSample, is_unanswered, open_sample
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.samples import Partition, open_partition, release_once
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.query_plan import mechanism_for
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, carrying, new_bar, tick
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, carrying, check_paid, new_bar, tick
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
-from langchain_dpicl.tasks.labels import VotingTask, choice_engine, reader_of
+from langchain_dpicl.tasks import FewShotTemplate, Query, VotingTask, choice_engine, public_text, reader_of
+
+Fields = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class InputTemplate:
+    """Templates of public inputs: as queries, and as demonstrations once they are labelled. Public.
+
+    Attributes:
+      wording: the prompt templates.
+      text_key: field of the examples that holds the text.
+      label_key: field of the examples that holds the label.
+    """
+
+    wording: FewShotTemplate
+    text_key: str
+    label_key: str
+
+    @classmethod
+    def of(cls, private: PrivateExamples, wording: FewShotTemplate) -> InputTemplate:
+        """Uses the field names of the private examples."""
+        if private.label_key is None:
+            advice = "Declare PrivateExamples(label_key=..., labels=...)."
+            raise fail("private", "examples with a label field, which demonstrations show", None, advice)
+        if private.label_key not in wording.example_fields:
+            raise fail("example_prompt", f"a template that shows {{{private.label_key}}}", wording.example_prompt)
+        return cls(wording, private.text_key, private.label_key)
+
+    @property
+    def field_of(self) -> dict[str, str]:
+        """The field that fills each variable of the query: the one of that name, or the text for `input`."""
+        names = self.wording.input_variables
+        if self.label_key in names:
+            raise fail("suffix", "a template of the query without its label", f"{{{self.label_key}}}")
+        known = set(self.wording.example_fields)
+        return {
+            name: self.text_key if name not in known and (name == "input" or len(names) == 1) else name
+            for name in names
+        }
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a public input: those of a demonstration without the label, and those of the query."""
+        shown = (name for name in self.wording.example_fields if name != self.label_key)
+        return tuple(dict.fromkeys((*shown, *self.field_of.values())))
+
+    def fields_of(self, public_input: Any) -> Fields:
+        """Returns the fields of a public input: text, a document, or a dict of fields (or of the query's variables).
+
+        Other keys of a dict are left out.
+        """
+        names = self.fields
+        if isinstance(public_input, Document) and len(names) == 1:
+            public_input = public_input.page_content
+        if isinstance(public_input, str) and len(names) == 1:
+            return {names[0]: public_input}
+        if not isinstance(public_input, Mapping):
+            expected = "text" if len(names) == 1 else f"a dict with {list(names)}"
+            raise fail("public_inputs", expected, type(public_input).__name__)
+        if self.label_key in public_input:
+            advice = "Labelled examples are added with add_public_example, which is free."
+            raise fail("public_inputs", f"inputs without {self.label_key!r}", sorted(map(str, public_input)), advice)
+        variables = {field: name for name, field in self.field_of.items()}
+        keys = {name: name if name in public_input else variables.get(name, name) for name in names}
+        if missing := [name for name, key in keys.items() if key not in public_input]:
+            raise fail("public_inputs", f"a dict with {list(names)}", f"{missing} missing")
+        return {name: public_text(f"public_inputs[{name!r}]", public_input[key]) for name, key in keys.items()}
+
+    def query_of(self, fields: Mapping[str, str]) -> Query:
+        """Returns the query that asks for the label of a public input."""
+        return tuple(fields[field] for field in self.field_of.values())
+
+    def text_of(self, fields: Mapping[str, str]) -> str:
+        """Returns the values of an input's query as one text, for comparisons."""
+        return "\n".join(self.query_of(fields))
+
+    def waiting(self, inputs: Iterable[Any]) -> list[PoolEntry]:
+        """Returns the distinct inputs as waiting entries: equal inputs are charged once."""
+        if isinstance(inputs, str | Mapping) or not isinstance(inputs, Iterable):
+            raise fail("public_inputs", "a list of inputs", type(inputs).__name__)
+        every = [self.fields_of(public_input) for public_input in inputs]
+        distinct = {key_of(fields): fields for fields in reversed(every)}  # of equal inputs the first is kept
+        return [
+            PoolEntry(fields=distinct[key], label=None, status="waiting") for key in dict.fromkeys(map(key_of, every))
+        ]
+
+
+def key_of(fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Returns the key of an input: equal inputs have equal keys."""
+    return tuple(sorted(fields.items()))
+
+
+RecordRelease: TypeAlias = Callable[[Release, Reservation], None]
+"""Stores a release, before its ticket is committed."""
+
+
+class Teachers:
+    """Teachers with a ticket per input: a fresh secret sample for each input, or the same partition.
+
+    Formal guarantees:
+      - One input is one ticket, or one release on a ticket's sample; it is reserved before any private record is read
+        and stays charged once it has burnt.
+    """
+
+    def __init__(
+        self, private: PrivateExamples, share: Share, *, plan: LabellingPlan, task: VotingTask, rows: LabelRows
+    ) -> None:
+        self.plan = plan
+        self.task = task
+        self.rows = rows
+        self._private = private
+        self._share = share
+        self._partition: Partition | None = None
+
+    @property
+    def left(self) -> int:
+        """Number of further inputs that the share pays for."""
+        return self._share.remaining(LABEL_TEMPLATE)
+
+    @property
+    def used(self) -> int:
+        """Number of inputs that the share has paid for, over all processes."""
+        return self.plan.max_queries - self.left
+
+    def ask(self, query: Query, events: RunEvents, keep: RecordRelease) -> EffectGenerator[None]:
+        """Asks the teachers about one public input (a generator); calls `keep` before the ticket is committed."""
+        ticket = self._share.reserve(LABEL_TEMPLATE)
+        events.tickets += 1
+        try:
+            yield from release_once(
+                self._private, ticket, keep=lambda released: keep(released, ticket), **self._how(query, ticket)
+            )
+        finally:
+            events.tickets -= ticket.give_back()
+
+    def _how(self, query: Query, ticket: Reservation) -> dict[str, Any]:
+        if self.plan.teachers == "fixed" and self._partition is None:
+            plan = self.plan.release
+            # Opened once and kept: a partition that is drawn again would be another mechanism.
+            self._partition = open_partition(self._private, plan=plan, ledger_id=ticket.ledger_id)
+        return {"plan": self.plan.release, "partition": self._partition, **self._question(query)}
+
+    def _question(self, query: Query) -> dict[str, Any]:
+        render = self.task.wording.renderer(self.task.queries(query))
+        return {"rows": self.rows.ask, "render": render, "width": self.rows.width}
+
+
+class SingleSampleTeachers(Teachers):
+    """Teachers from one secret sample for the whole run: one ticket, burnt by the first input."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._opened: tuple[SecretSample, Reservation] | None = None
+
+    @property
+    def left(self) -> int:
+        """Number of further inputs that the share pays for."""
+        if self._opened is not None:
+            return min(self._opened[0].left, self._opened[0].answers_left)
+        return self.plan.max_queries * self._share.remaining(SAMPLE_TEMPLATE)
+
+    def ask(self, query: Query, events: RunEvents, keep: RecordRelease) -> EffectGenerator[None]:
+        """Asks; see `Teachers.ask`. The ticket is committed after the first release."""
+        sample, ticket = self._opened or self._open(events)
+        keep((yield from sample.next_release(**self._question(query))), ticket)
+        if ticket.uncommitted:
+            ticket.commit()
+
+    def _open(self, events: RunEvents) -> tuple[SecretSample, Reservation]:
+        ticket = self._share.reserve(SAMPLE_TEMPLATE)
+        events.tickets += 1
+        plan = self.plan
+        try:
+            sample = open_sample(
+                self._private, ticket, plan=plan.release, length=plan.max_queries, answers=plan.max_answers
+            )
+        finally:
+            events.tickets -= ticket.give_back()
+        self._opened = sample, ticket
+        return self._opened
+
+
+class TestedTeachers(Teachers):
+    """Teachers of a partition whose tests and answers have separate tickets."""
+
+    @property
+    def used(self) -> int:
+        """Number of inputs that the share has paid for, over all processes."""
+        return self.plan.max_queries - self._share.remaining(TEST_TEMPLATE)
+
+    @property
+    def left(self) -> int:
+        """Number of further inputs that the share pays for."""
+        return min(self._share.remaining(TEST_TEMPLATE), self._share.remaining(ANSWER_TEMPLATE))
+
+    def ask(self, query: Query, events: RunEvents, keep: RecordRelease) -> EffectGenerator[None]:
+        """Asks; see `Teachers.ask`."""
+        # Both tickets are reserved first: a test without a ticket for its answer could not be completed.
+        answer = self._share.reserve(ANSWER_TEMPLATE)
+        events.tickets += 1
+        try:
+            test = self._share.reserve(TEST_TEMPLATE)
+        except BaseException:
+            events.tickets -= answer.give_back()
+            raise
+        events.tickets += 1
+        try:
+            released = yield from release_once(
+                self._private,
+                test,
+                answer=answer,
+                keep=lambda released: keep(released, test),
+                **self._how(query, test),
+            )
+        finally:
+            if test.unburnt:  # no record was read: both are handed back
+                events.tickets -= test.give_back() + answer.give_back()
+        # A test that fails releases no answer, and the curator hands the answer's ticket back.
+        events.tickets -= is_unanswered(released)
+
+
+def teachers_of(
+    private: PrivateExamples, share: Share, *, plan: LabellingPlan, task: VotingTask, rows: LabelRows
+) -> Teachers:
+    """Returns the teachers of a plan."""
+    is_tested = isinstance(plan.release.mechanism, ConfidentGNMaxMechanism)
+    kind: type[Teachers] = SingleSampleTeachers if plan.teachers == "one_sample" else Teachers
+    if plan.teachers == "fixed" and is_tested:
+        kind = TestedTeachers
+    return kind(private, share, plan=plan, task=task, rows=rows)
+
 
 InputJob: TypeAlias = tuple[tuple[str, str], ...]
 """The fields of a public input, sorted by name."""

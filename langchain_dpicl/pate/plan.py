@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from langchain_dpicl.backends.base import RowHint
-from langchain_dpicl.planning.design_search import search_designs
-from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, VoteChances, shot_law, vote_chances
+from langchain_dpicl.planning.expected_utility import (
+    ROUGH_DRAWS,
+    RowDesign,
+    VoteChances,
+    search_designs,
+    shot_law,
+    vote_chances,
+)
 from langchain_dpicl.planning.row_law import RowGuess, RowSource, mean_facts
 from langchain_dpicl.planning.share_plan import Cost, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
@@ -18,24 +24,23 @@ from langchain_dpicl.privacy._validate import (
     check_adjacency,
     check_choice,
     check_int,
+    check_name,
     check_positive,
     check_positive_delta,
     check_real,
     fail,
 )
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.extensions.method_tickets import (
+from langchain_dpicl.privacy.extensions.registry import (
+    MECHANISMS,
     TEACHERS,
     Teachers,
     label_tickets,
+    mechanism_by_name,
 )
-from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
-from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation
-from langchain_dpicl.privacy.mechanisms.noise import Mechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import Mechanism, ReleasePlan
 from langchain_dpicl.runs.query_plan import (
     RowsPlan,
     check_design,

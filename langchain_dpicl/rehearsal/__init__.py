@@ -6,8 +6,7 @@ from langchain_dpicl._lazy import on_first_use
 
 if TYPE_CHECKING:
     from langchain_dpicl.planning.row_law import RowFacts, RowGuess, estimate_facts
-    from langchain_dpicl.rehearsal.asking import RehearsalCost, arehearse, rehearsal_cost, rehearse
-    from langchain_dpicl.rehearsal.choice import FreeRival, Proposal, propose_rows
+    from langchain_dpicl.rehearsal.choice import FreeRival, Proposal, Trial, TriedOption, propose_rows, try_components
     from langchain_dpicl.rehearsal.generation import (
         GenerationRehearsal,
         RehearsedStep,
@@ -15,30 +14,36 @@ if TYPE_CHECKING:
         arehearse_generation,
         rehearse_generation,
     )
-    from langchain_dpicl.rehearsal.rehearsal import Rehearsal, RehearsedShape
-    from langchain_dpicl.rehearsal.trying import Trial, TriedOption, try_components
+    from langchain_dpicl.rehearsal.rehearsal import (
+        Rehearsal,
+        RehearsalCost,
+        RehearsedShape,
+        arehearse,
+        rehearsal_cost,
+        rehearse,
+    )
 
 _HOME = {
     "FreeRival": "langchain_dpicl.rehearsal.choice",
     "GenerationRehearsal": "langchain_dpicl.rehearsal.generation",
     "Proposal": "langchain_dpicl.rehearsal.choice",
     "Rehearsal": "langchain_dpicl.rehearsal.rehearsal",
-    "RehearsalCost": "langchain_dpicl.rehearsal.asking",
+    "RehearsalCost": "langchain_dpicl.rehearsal.rehearsal",
     "RehearsedShape": "langchain_dpicl.rehearsal.rehearsal",
     "RehearsedStep": "langchain_dpicl.rehearsal.generation",
     "RehearsedText": "langchain_dpicl.rehearsal.generation",
     "RowFacts": "langchain_dpicl.planning.row_law",
     "RowGuess": "langchain_dpicl.planning.row_law",
-    "Trial": "langchain_dpicl.rehearsal.trying",
-    "TriedOption": "langchain_dpicl.rehearsal.trying",
-    "arehearse": "langchain_dpicl.rehearsal.asking",
+    "Trial": "langchain_dpicl.rehearsal.choice",
+    "TriedOption": "langchain_dpicl.rehearsal.choice",
+    "arehearse": "langchain_dpicl.rehearsal.rehearsal",
     "arehearse_generation": "langchain_dpicl.rehearsal.generation",
     "estimate_facts": "langchain_dpicl.planning.row_law",
     "propose_rows": "langchain_dpicl.rehearsal.choice",
-    "rehearsal_cost": "langchain_dpicl.rehearsal.asking",
-    "rehearse": "langchain_dpicl.rehearsal.asking",
+    "rehearsal_cost": "langchain_dpicl.rehearsal.rehearsal",
+    "rehearse": "langchain_dpicl.rehearsal.rehearsal",
     "rehearse_generation": "langchain_dpicl.rehearsal.generation",
-    "try_components": "langchain_dpicl.rehearsal.trying",
+    "try_components": "langchain_dpicl.rehearsal.choice",
 }
 
 if not TYPE_CHECKING:

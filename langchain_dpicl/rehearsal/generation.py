@@ -21,18 +21,23 @@ from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.rows import RowRequest, RowSource, restrict
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, TopTokenRequest, run_async, run_sync
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.options.base import LLM, html_table, option_of
-from langchain_dpicl.options.tasks import Decoding, GenerationTask
+from langchain_dpicl.options import LLM, Decoding, GenerationTask, html_table, option_of
 from langchain_dpicl.planning.expected_utility import noise_deviation, occupancy, top_chances
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.rehearsal.rehearsal import Origin, rests_on
-from langchain_dpicl.released.files import FileForm, text_in, write_whole
+from langchain_dpicl.released.base import FileForm, text_in, write_whole
 from langchain_dpicl.runs.release_run import new_bar, tick
-from langchain_dpicl.tasks.labels import distinct_texts
-from langchain_dpicl.tasks.public_records import check_known, read_public, refuse_private
-from langchain_dpicl.tasks.templates import GenerationTemplate
-from langchain_dpicl.tasks.writing import check_rules, generation_wording, has_ended
+from langchain_dpicl.tasks import (
+    GenerationTemplate,
+    check_known,
+    check_rules,
+    distinct_texts,
+    generation_wording,
+    has_ended,
+    read_public,
+    refuse_private,
+)
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document

@@ -10,15 +10,13 @@ from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import LedgerError, ModelCallError
-from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
-from langchain_dpicl.privacy.data.units import Unit
-from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, Tables
+from langchain_dpicl.privacy.extensions.value_counts import Count, CountPlan
 from langchain_dpicl.privacy.extensions.word_release import PublicWords, Weight, WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.release.curator import opened
-from langchain_dpicl.release.sample import NOT_COMPUTED
+from langchain_dpicl.privacy.private_examples import Pool, PrivateExamples, Unit
+from langchain_dpicl.release.curator import NOT_COMPUTED, opened
 
 T = TypeVar("T")
 

@@ -10,17 +10,16 @@ from typing import Any
 from langchain_dpicl.backends.resolve import recipients
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning.share_plan import SharePlan
-from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy._validate import check_name, fail
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
-from langchain_dpicl.privacy.extensions.run_tickets import QueryShare, RunShare, run_ticket
-from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare, RunShare, run_ticket
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent, Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.release.dealt_sample import check_fixed_size
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.release.samples import check_fixed_size
 
 logger = logging.getLogger(__name__)
 

@@ -15,30 +15,31 @@ from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Rows, Token
-from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer, dropped
-from langchain_dpicl.backends.rows.rows import ReportRequest, RowRequest, RowSource, restrict
-from langchain_dpicl.backends.rows.vocabulary_rows import (
+from langchain_dpicl.backends.rows.rows import (
     FullRowSource,
     LogitRequest,
     PublicRowContext,
     PublicRowRequest,
+    ReportRequest,
+    RowRequest,
+    RowSource,
     log_rows,
+    restrict,
     softmax_rows,
 )
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+from langchain_dpicl.backends.sync_async import AskBeside, Effect, EffectGenerator, PublicAnswer, dropped
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
     ModelCallError,
     PrivacyBudgetError,
 )
-from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.release.curator import Render, gap_of, opened
-from langchain_dpicl.release.sample import NOT_COMPUTED, Record, draw_sample, sum_rows
+from langchain_dpicl.privacy.private_examples import Pool, PrivateExamples
+from langchain_dpicl.release.curator import NOT_COMPUTED, Record, Render, draw_sample, gap_of, opened, sum_rows
 
 if TYPE_CHECKING:
     from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorRuns

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.released.base import Released
-from langchain_dpicl.released.files import FileForm
+from langchain_dpicl.released.base import FileForm, Released
 
 FORMAT = "langchain-dpicl/released-demonstrations"
 VERSION = 1

@@ -14,13 +14,11 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, Vector
 
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_int, check_real, fail
-from langchain_dpicl.privacy.extensions.unit_values import words_of
+from langchain_dpicl.privacy._validate import check_int, check_name, check_real, fail
+from langchain_dpicl.privacy.extensions.value_counts import words_of
 from langchain_dpicl.privacy.extensions.word_release import denied_words
-from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.released.base import Released, release_id
-from langchain_dpicl.released.files import FileForm
-from langchain_dpicl.released.words import WordGroup, group_of, without_words
+from langchain_dpicl.released.base import FileForm, Released, release_id
+from langchain_dpicl.released.counts import WordGroup, group_of, without_words
 
 FORMAT = "langchain-dpicl/synthetic-documents"
 VERSION = 2

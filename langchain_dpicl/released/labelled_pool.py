@@ -10,8 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_real, fail
-from langchain_dpicl.released.base import Released, epsilon_of
-from langchain_dpicl.released.files import FileForm
+from langchain_dpicl.released.base import FileForm, Released, epsilon_of
 
 FORMAT = "langchain-dpicl/labelled-pool"
 VERSION = 1

@@ -21,8 +21,7 @@ from langchain_dpicl._plain_files import MAX_ARRAYS, read_plain
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.released.base import Released
-from langchain_dpicl.released.files import FileForm, plain_json, text_in
+from langchain_dpicl.released.base import FileForm, Released, plain_json, text_in
 from langchain_dpicl.reports.claims import json_digest
 
 Array: TypeAlias = NDArray[np.float32]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.ledger.amounts import exact, round_down
+from langchain_dpicl.privacy._validate import exact, round_down
 from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 # matplotlib is the extra `plot`; it is imported when a picture is drawn, and needs no display.

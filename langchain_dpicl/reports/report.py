@@ -21,12 +21,14 @@ from langchain_dpicl.privacy._validate import (
     check_int,
     check_positive,
     check_real,
+    effective_delta,
+    exact,
     fail,
+    round_down,
+    round_up,
 )
-from langchain_dpicl.privacy.data.units import Declaration, make_declaration
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
-from langchain_dpicl.privacy.extensions.stream_windows import Windows
-from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
+from langchain_dpicl.privacy.extensions.stream_ledger import Windows
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import (
     Component,
@@ -35,37 +37,40 @@ from langchain_dpicl.privacy.ledger.tickets import (
     event_of_components,
     implementation_delta_of,
 )
+from langchain_dpicl.privacy.private_examples import Declaration, make_declaration
 from langchain_dpicl.reports.claims import (
     REPORT_FORMAT,
     baseline_epsilon,
     claim_problems,
     content_problems,
     header_problems,
+    heaviest,
     kind_problems,
     own_component,
     report_digest,
+    retired_in,
     round_up_sum,
+    share_extent,
+    stream_claims,
+    stream_problems,
 )
 from langchain_dpicl.reports.rendering import PACKAGE, markdown_of, own_version, package_versions, text_of, words_of
-from langchain_dpicl.reports.stream_claims import heaviest, retired_in, share_extent, stream_claims, stream_problems
 from langchain_dpicl.reports.verify import (
     RECOMPUTE_TOLERANCE,
     UNREADABLE,
     VerificationContext,
-    component_problems,
-    describe_fault,
-    is_same_number,
-    origin_problems,
-    own_cost,
-    problems_in,
-)
-from langchain_dpicl.reports.verify_released import (
     are_counts,
     are_documents,
     are_words,
+    component_problems,
+    describe_fault,
     have_first_words,
     is_pool,
+    is_same_number,
+    origin_problems,
+    own_cost,
     pool_problems,
+    problems_in,
     prompt_problems,
     released_count_problems,
     released_document_problems,
@@ -396,7 +401,7 @@ class PrivacyReport:
         It is computed anew first (`verify_report`, up to seconds a share), and the page says what was found. It has no
         scripts, loads nothing, and prints on A4.
         """
-        from langchain_dpicl.reports.page import page_of
+        from langchain_dpicl.reports.rendering import page_of
 
         data = self.to_dict()
         return page_of(data, verify_report(data).problems)
@@ -413,7 +418,7 @@ class PrivacyReport:
         write_bytes(path, self.to_html().encode("ascii", "xmlcharrefreplace"))
 
     def _repr_html_(self) -> str:
-        from langchain_dpicl.reports.page import fragment_of
+        from langchain_dpicl.reports.rendering import fragment_of
 
         return fragment_of(self.to_dict())
 

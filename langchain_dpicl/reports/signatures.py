@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_name, fail, is_name
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.ledger.amounts import check_name, is_name
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import in_blocks
 

@@ -20,13 +20,12 @@ from langchain_dpicl.backends.private_calls.call import unwrap
 from langchain_dpicl.backends.sync_async import EffectGenerator, FairSemaphore
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
-from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.ledger.amounts import is_written
+from langchain_dpicl.privacy._validate import check_int, fail, is_written
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Blocks
 from langchain_dpicl.stores import memo_at
 from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, query_of, scope_of, tenant_of
-from langchain_dpicl.tasks.templates import Query
+from langchain_dpicl.tasks import Query
 
 TENANT = "tenant"
 """Key of the tenant's name in `config["configurable"]`."""

@@ -10,11 +10,11 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from langchain_dpicl._calls import described, missing_in
-from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import RunEvents
 from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.private_streams import PrivateRange, PrivateStream, RollingRange
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from langchain_dpicl.backends.base import RowHint
-from langchain_dpicl.options.rows import NoiseName, Rows
-from langchain_dpicl.planning.design_search import search_designs
+from langchain_dpicl.options import NoiseName, Rows
 from langchain_dpicl.planning.expected_utility import (
     ROUGH_DRAWS,
     RowDesign,
@@ -20,6 +19,7 @@ from langchain_dpicl.planning.expected_utility import (
     ranges,
     right_chance,
     rough_ceiling,
+    search_designs,
     shot_law,
     vote_chances,
     with_redraw,
@@ -31,18 +31,15 @@ from langchain_dpicl.privacy._validate import (
     check_adjacency,
     check_choice,
     check_int,
+    check_name,
     check_positive_delta,
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.extensions.method_tickets import shown_release
-from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
-from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name, shown_release
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
-from langchain_dpicl.privacy.mechanisms.noise import Mechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import Mechanism, ReleasePlan
 
 QUERY_TEMPLATE = "query"
 """The ticket template of one answer."""

@@ -21,12 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from langchain_dpicl.budget.metrics import DPICLMetrics
-from langchain_dpicl.service.operators import OperatorView
 from langchain_dpicl.service.service import (
     BUDGET,
     DEMONSTRATIONS,
     DOORS,
     Keys,
+    OperatorView,
     RefusedError,
     Service,
     Tenant,

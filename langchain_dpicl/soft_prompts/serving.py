@@ -20,18 +20,18 @@ from typing_extensions import override
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.backends.embedded.model import cut_at_stop
+from langchain_dpicl.backends.embedded import cut_at_stop
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
-from langchain_dpicl.soft_prompts.engines import model_parts
-from langchain_dpicl.tasks.templates import public_text
+from langchain_dpicl.soft_prompts.plan import model_parts
+from langchain_dpicl.tasks import public_text
 
 if TYPE_CHECKING:
-    from langchain_dpicl.backends.tuning.scoring import ScoringInput, SoftPromptScorer
+    from langchain_dpicl.backends.tuning.engine import ScoringInput, SoftPromptScorer
 
 
 Ints = NDArray[np.int64]
@@ -269,9 +269,8 @@ class _PromptRunner:
 
     def __init__(self, base: HuggingFaceBackend, prompts: Mapping[str, SoftPrompt]) -> None:
         from langchain_dpicl.backends.hf.model_checks import fingerprint
-        from langchain_dpicl.backends.hf.prompts import Prompts
-        from langchain_dpicl.backends.hf.tokens import TokenizerMaps
-        from langchain_dpicl.backends.tuning.serving import PromptRegistry, parts_of
+        from langchain_dpicl.backends.hf.tokens import Prompts, TokenizerMaps
+        from langchain_dpicl.backends.tuning.prompted_model import PromptRegistry, parts_of
         from langchain_dpicl.backends.tuning.tasks import TaskReader
 
         self._engine, tokenizer = parts_of(base)
@@ -294,7 +293,7 @@ class _PromptRunner:
 
     def ids(self, prompt: str | Sequence[int], name: str | None, *, cap: int | None) -> list[int]:
         """Returns the ids of a text, put into the template of the named prompt's task if `name` is given."""
-        from langchain_dpicl.backends.hf.prompts import cut_middle
+        from langchain_dpicl.backends.hf.tokens import cut_middle
 
         if not isinstance(prompt, str):
             ids = list(prompt)
@@ -312,9 +311,9 @@ class _PromptRunner:
     ) -> Iterator[tuple[Ints, Rows]]:
         """`generate` on token ids."""
         from langchain_dpicl.backends.hf import completion
-        from langchain_dpicl.backends.hf import heads as sampling
+        from langchain_dpicl.backends.hf import vocabulary as sampling
         from langchain_dpicl.backends.hf.batches import BatchShape
-        from langchain_dpicl.backends.tuning.serving import PromptedBatch
+        from langchain_dpicl.backends.tuning.prompted_model import PromptedBatch
 
         drawn = sampling.SamplingOptions(*taste)
         if not rows:
@@ -538,7 +537,7 @@ class SoftPromptClassifier(Runnable[Any, str]):
 
     def _question(self, one_input: Any) -> ScoringInput:
         """Parses an input."""
-        from langchain_dpicl.backends.tuning.scoring import ScoringInput
+        from langchain_dpicl.backends.tuning.engine import ScoringInput
 
         fields = {"text": public_text("input", one_input)} if isinstance(one_input, _CARRIERS) else one_input
         if not isinstance(fields, Mapping) or "text" not in fields or not set(fields) <= _KEYS:
@@ -560,6 +559,6 @@ def _scorer(
 ) -> SoftPromptScorer:
     is_own = isinstance(model, str | os.PathLike)
     model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=kind)
-    from langchain_dpicl.backends.tuning.scoring import SoftPromptScorer  # imports torch, which `load` has checked for
+    from langchain_dpicl.backends.tuning.engine import SoftPromptScorer  # imports torch, which `load` has checked for
 
     return SoftPromptScorer(model, tokenizer, kind=kind, batch_size=batch_size, is_own=is_own)

@@ -14,36 +14,33 @@ from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRe
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left, resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, RunEvents, describe_tickets_left, resolve_budget
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
-from langchain_dpicl.options.base import Where
-from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training, Where, noise_of
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.gradient_sums import running_sum
-from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
+from langchain_dpicl.privacy.extensions.registry import STEP_TEMPLATE
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.release_plan import Release
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.soft_prompt import SoftPrompt, base_of
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal, check_paid
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, report_of
-from langchain_dpicl.soft_prompts.engines import engine_of
-from langchain_dpicl.soft_prompts.options import (
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid, report_of
+from langchain_dpicl.soft_prompts.plan import (
     ExampleFields,
     FieldNames,
     Floats,
     LossRequest,
     Optimizer,
     OptimizerState,
+    TrainingPlan,
     Validation,
+    engine_of,
     given_fields,
+    plan_training,
 )
-from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
 
 _BLOCKS = 20
 """Number of reservations of a run."""

@@ -18,23 +18,20 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.ledger.store import hide_password
 
 if TYPE_CHECKING:
-    from langchain_dpicl.stores.anchors import FileAnchor
-    from langchain_dpicl.stores.balances import SQLiteBalances
+    from langchain_dpicl.stores.beside_ledgers import FileAnchor, SQLiteBalances, SQLiteMemo
     from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, StoreMemo
-    from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore
-    from langchain_dpicl.stores.postgres_memo import PostgresMemo
+    from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresMemo, PostgresStore
     from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
-    from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
 
 _HOME = {
-    "FileAnchor": "langchain_dpicl.stores.anchors",
+    "FileAnchor": "langchain_dpicl.stores.beside_ledgers",
     "MemoKey": "langchain_dpicl.stores.memos",
-    "PostgresAnchor": "langchain_dpicl.stores.postgres_ledger",
-    "PostgresMemo": "langchain_dpicl.stores.postgres_memo",
-    "PostgresStore": "langchain_dpicl.stores.postgres_ledger",
+    "PostgresAnchor": "langchain_dpicl.stores.postgres",
+    "PostgresMemo": "langchain_dpicl.stores.postgres",
+    "PostgresStore": "langchain_dpicl.stores.postgres",
     "ReleaseMemo": "langchain_dpicl.stores.memos",
-    "SQLiteBalances": "langchain_dpicl.stores.balances",
-    "SQLiteMemo": "langchain_dpicl.stores.sqlite_memo",
+    "SQLiteBalances": "langchain_dpicl.stores.beside_ledgers",
+    "SQLiteMemo": "langchain_dpicl.stores.beside_ledgers",
     "SQLiteStore": "langchain_dpicl.stores.sqlite_ledger",
     "StoreMemo": "langchain_dpicl.stores.memos",
 }
@@ -100,7 +97,7 @@ def open_anchor(where: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> F
     place, where = hide_password(where), ""
     if is_address(as_place(place())):
         return _postgres_anchor()(str(place()), timeout=timeout)
-    from langchain_dpicl.stores.anchors import FileAnchor
+    from langchain_dpicl.stores.beside_ledgers import FileAnchor
 
     return FileAnchor(place(), timeout=timeout)
 
@@ -110,7 +107,7 @@ def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     place, where = hide_password(where), ""
     if is_address(as_place(place())):
         return _postgres_anchor().new(str(place()))
-    from langchain_dpicl.stores.anchors import FileAnchor
+    from langchain_dpicl.stores.beside_ledgers import FileAnchor
 
     return FileAnchor(place()) if Path(place()).exists() else FileAnchor.new(place())
 
@@ -125,8 +122,8 @@ def memo_at(given: Any) -> ReleaseMemo:
       ConfigurationError: it is neither; an address, which may hold a password, is not quoted.
       MemoError: the file is none of ours, or cannot be used.
     """
+    from langchain_dpicl.stores.beside_ledgers import SQLiteMemo
     from langchain_dpicl.stores.memos import ReleaseMemo
-    from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
 
     if isinstance(given, ReleaseMemo) and not isinstance(given, type):
         return given
@@ -174,7 +171,7 @@ def _looks_like_address(text: str) -> bool:
 
 def _postgres() -> type[PostgresStore]:
     try:
-        from langchain_dpicl.stores.postgres_ledger import PostgresStore
+        from langchain_dpicl.stores.postgres import PostgresStore
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
@@ -188,7 +185,7 @@ def _postgres() -> type[PostgresStore]:
 
 def _postgres_anchor() -> type[PostgresAnchor]:
     _postgres()
-    from langchain_dpicl.stores.postgres_ledger import PostgresAnchor
+    from langchain_dpicl.stores.postgres import PostgresAnchor
 
     return PostgresAnchor
 

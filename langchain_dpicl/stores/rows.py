@@ -1,20 +1,24 @@
 """Stores the lines of a ledger as rows, within one transaction, for every database."""
 
-# The number and hash of the last line stand beside the lines. They reveal lines lost at the end, which the hash chain
-# cannot; where they are lost as well, only an anchor reveals it.
-
 from __future__ import annotations
 
 import functools
 import json
 import math
 import secrets
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl.exceptions import DPICLError, LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock, next_record
+
+# The number and hash of the last line stand beside the lines. They reveal lines lost at the end, which the hash chain
+# cannot; where they are lost as well, only an anchor reveals it.
+
 
 COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
 """The columns of a line, in the order of its rows."""
@@ -220,3 +224,20 @@ class RowTransaction:
     def _check_alive(self) -> None:
         if not self.alive:
             raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")
+
+
+class Connected(Uncopyable):
+    """What closes its connection at the end of a `with` block and stays in its process."""
+
+    _pickle_error: ClassVar[type[DPICLError]] = LedgerError
+    _pickle_advice = "it owns a connection. Open another in the other process"
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connection for good."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -32,8 +32,8 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 CANARY = "zx-front-room-canary-58"
 """Put it into every private record."""

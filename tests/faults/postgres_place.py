@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 
-from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore
+from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
 from tests.faults.places import Places
 from tests.postgres import PostgresServer, running
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE
+from langchain_dpicl.privacy.extensions.value_counts import TOPIC_TEMPLATE
 from langchain_dpicl.privacy.ledger.state import GIVE_BACK, RESERVE
 from langchain_dpicl.stores import SQLiteStore
 from tests import ledgers
@@ -72,7 +72,7 @@ def _labelling(budget: Budget, note: Callable[[], object]) -> Callable[[], objec
 def free_form_component(budget: Budget, note: Callable[[], object]) -> Any:
     """Returns a component that answers in free form and notes its private calls."""
     from langchain_dpicl.options import Serving
-    from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
     from tests.free_form_doubles import RECORDS, WORDS, Writer, build
 
     class Noting(Writer):
@@ -209,7 +209,7 @@ _NOTES: list[Callable[[], object]] = []
 def place(ledger: str) -> Any:
     """Returns a worker's place."""
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-    from langchain_dpicl.distributed.executor import Workplace
+    from langchain_dpicl.distributed import Workplace
     from langchain_dpicl.stores import SQLiteMemo
     from tests.ray_places import records
 
@@ -218,7 +218,7 @@ def place(ledger: str) -> Any:
 
 
 def _handed_out(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
-    from langchain_dpicl.distributed.executor import WorkerFactory
+    from langchain_dpicl.distributed import WorkerFactory
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
     from tests.crews import Crew
     from tests.ray_driver import OPTIONS

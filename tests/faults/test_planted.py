@@ -14,16 +14,14 @@ import pytest
 
 from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter
-from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
-from langchain_dpicl.privacy.extensions.stream_windows import Windows
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms, Windows
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.privacy.ledger import writer
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 from langchain_dpicl.stores import FileAnchor, sqlite_file, sqlite_ledger
 from langchain_dpicl.stores import rows as _rows
 from langchain_dpicl.stores.rows import LedgerHead
-from langchain_dpicl.stores.sqlite_ledger import SQLiteConnection, SQLiteStore
-from langchain_dpicl.stores.sqlite_queue import WriterQueue
+from langchain_dpicl.stores.sqlite_ledger import SQLiteConnection, SQLiteStore, WriterQueue
 from tests.faults.catalogue import SQLITE
 from tests.ledgers import use_simple_prices
 

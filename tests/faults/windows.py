@@ -13,7 +13,7 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.private_streams import PrivateStream
-from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import GIVE_BACK, RESERVE
 from langchain_dpicl.privacy.ledger.tickets import Ticket

@@ -15,7 +15,7 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
-from langchain_dpicl.serving.classifier import LabelClassifier
+from langchain_dpicl.serving import LabelClassifier
 from tests.canary import RECORD, aobserve, leaks, observe
 from tests.integration_tests.test_llama_server import PROMPTS, Server, server
 

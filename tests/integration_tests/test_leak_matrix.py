@@ -24,12 +24,12 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.backends.private_calls import call, log_guard
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply, SilentModel
-from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import RunEvents
 from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
 from langchain_dpicl.pate.labeler import PromptPATELabeler
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.release.sample import SecretSample
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.release.curator import SecretSample
+from langchain_dpicl.runs.release_run import RunJournal
 from tests import check_leaks
 from tests.canary import RECORD, VOTE
 from tests.check_leaks import PROCESSES

@@ -30,7 +30,7 @@ from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 from langchain_dpicl.options import Decoding, LogitNoise, Rows
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.reports.report import verify_report
 from tests.canary import CHANNELS, RECORD, aobserve, leaks, observe

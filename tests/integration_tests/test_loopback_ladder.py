@@ -15,13 +15,13 @@ import pytest
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import Rows
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.loopback_provider import Provider, hang_up, html, provider, rate_limited, server_error, slow, truncated
 from tests.writing_models import SWITCHES

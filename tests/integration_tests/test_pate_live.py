@@ -38,7 +38,7 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.options import Student
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.released import PoolEntry
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
 from tests.contracts.release_run import entries_in

@@ -11,9 +11,9 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.stores import postgres_ledger
-from langchain_dpicl.stores.postgres_ledger import PostgresStore
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.stores import postgres as postgres_ledger
+from langchain_dpicl.stores.postgres import PostgresStore
 from tests.ledgers import private
 from tests.postgres import PostgresServer
 

@@ -27,7 +27,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.stores import FileAnchor
-from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore, SchemaTables
+from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore, SchemaTables
 from tests.anchor_swaps import after_next_commit, race
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child

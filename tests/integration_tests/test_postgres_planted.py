@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import LedgerUnavailableError
-from langchain_dpicl.stores import postgres_connection
-from langchain_dpicl.stores import postgres_ledger as postgres
-from langchain_dpicl.stores.postgres_connection import Answers, Query, TransactionLock
+from langchain_dpicl.stores import postgres
+from langchain_dpicl.stores import postgres as postgres_connection
+from langchain_dpicl.stores.postgres import Answers, Query, TransactionLock
 from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace

@@ -17,8 +17,10 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError, LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.store import LedgerStore
-from langchain_dpicl.stores import new_store, open_store, postgres_connection, postgres_ledger
-from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore
+from langchain_dpicl.stores import new_store, open_store
+from langchain_dpicl.stores import postgres as postgres_connection
+from langchain_dpicl.stores import postgres as postgres_ledger
+from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
 from tests.postgres import PostgresServer, await_that, give_up, programs

@@ -15,7 +15,7 @@ from langchain_dpicl.options import Rows, Serving
 from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
-from langchain_dpicl.stores.postgres_ledger import PostgresStore
+from langchain_dpicl.stores.postgres import PostgresStore
 from langchain_dpicl.streams import PrivateStream
 from tests.postgres import PostgresServer
 

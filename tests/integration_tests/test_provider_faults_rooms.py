@@ -31,8 +31,7 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, ReleasePlan
 from tests.canary import RECORD, canaries_in, describe
 from tests.live import LABELS, Servers, openai_model
 from tests.loopback_provider import (

@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.distributed.ray import RayExecutor
+from langchain_dpicl.distributed import RayExecutor
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.stores import SQLiteMemo

@@ -23,16 +23,15 @@ from scipy.stats import binom
 from langchain_dpicl import Decoding, Noise, Rows
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.distributed.ray import RayExecutor
-from langchain_dpicl.evolution.evolution import PrivateEvolution
-from langchain_dpicl.evolution.writing import PublicTextJob
+from langchain_dpicl.distributed import RayExecutor
+from langchain_dpicl.evolution import PrivateEvolution, PublicTextJob
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import Evolution, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
-from langchain_dpicl.stores.postgres_memo import PostgresMemo
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.stores.postgres import PostgresMemo
 from tests.canary import RECORD
 from tests.postgres import PostgresServer
 from tests.ray_driver import OPTIONS, SHOTS

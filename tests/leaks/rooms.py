@@ -41,27 +41,24 @@ from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
-from langchain_dpicl.distributed.executor import WorkerFactory, Workplace
-from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
+from langchain_dpicl.distributed import WorkerFactory, Workplace
+from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.evaluation import Exact, Judge, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
-from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
-from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
+from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import Evolution, Student, Topics
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.released.counts import ReleasedCounts
-from langchain_dpicl.released.words import ReleasedWords
-from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
-from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
+from langchain_dpicl.released.counts import ReleasedCounts, ReleasedWords
+from langchain_dpicl.retrieval import DPRetrievalFreeFormRunnable, DPRetrievalVotingRunnable
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from langchain_dpicl.streams import PrivateStream
 from langchain_dpicl.voting import DPVotingRunnable
-from langchain_dpicl.words import WordDiscovery
 from tests.canary import RECORD
 from tests.crews import Crew
 from tests.leaks.models import CALLS, ONCE, RECORDS, LeakyEmbeddings
@@ -364,7 +361,7 @@ def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
 def served(scene: Scene) -> Runnable[Any, Any]:
     """A voter behind `dpicl serve`: a question goes in over HTTP, and everything that comes back goes on."""
     from langchain_dpicl.budget.metrics import DPICLMetrics
-    from langchain_dpicl.service.operators import OperatorView, RefusalLog
+    from langchain_dpicl.service.service import OperatorView, RefusalLog
     from langchain_dpicl.service.web import Running, create_app
 
     service, folder = _service(scene), Path(_FOLDER.name)

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.pate import teachers
+from langchain_dpicl.pate import labeler
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
-from langchain_dpicl.privacy.mechanisms import sampling
+from langchain_dpicl.privacy.mechanisms import release_plan
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import curator as samples
 from tests import audit_games, pate_games
 from tests import audit_plants as plant
 from tests import pate_plants as pate
@@ -96,13 +96,13 @@ def twice_the_rows_in_the_divisor(patch: Patch) -> None:
 
 def twice_the_sampling_rate(patch: Patch) -> None:
     """A unit joins twice as often as is charged."""
-    real = sampling.poisson
-    patch.setattr(sampling, "poisson", lambda n, rate, rng: real(n, min(1.0, 2 * rate), rng))
+    real = release_plan.poisson
+    patch.setattr(release_plan, "poisson", lambda n, rate, rng: real(n, min(1.0, 2 * rate), rng))
 
 
 def tests_free_where_answered(patch: Patch) -> None:
     """Only the answer is paid for, where there is one."""
-    real = teachers.release_once
+    real = labeler.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, pate._Unburnt(test), **named)
@@ -110,7 +110,7 @@ def tests_free_where_answered(patch: Patch) -> None:
             test.burn()
         return released
 
-    patch.setattr(teachers, "release_once", release)
+    patch.setattr(labeler, "release_once", release)
 
 
 def answers_alone_are_priced(patch: Patch) -> None:
@@ -120,7 +120,7 @@ def answers_alone_are_priced(patch: Patch) -> None:
 EVERY_LABEL = test_voting_audit.test_every_label_has_fresh_noise_of_the_claimed_scale
 RATE = of(
     test_sampling_rates.test_poisson_units_join_at_the_declared_rate_equally_and_independently,
-    sampling.PoissonUnits(0.15),
+    release_plan.PoissonUnits(0.15),
 )
 SIMPLEX = of(test_aggregation.TestProbabilitySum().test_adversarial_neighbours_stay_within_the_bound)
 SCALE = test_mechanisms.TestGaussian().test_the_noise_scale_is_the_multiplier_times_the_sensitivity_in_its_own_norm

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.privacy.ledger.purse import Grant, Lease, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
+from langchain_dpicl.privacy.ledger.writer import Grant, Lease, LedgerWriter, LineAppender, Purse, PurseKey
 from tests.protocol.schedules import EarlyStore
 
 

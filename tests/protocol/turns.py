@@ -10,7 +10,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 from langchain_dpicl.privacy.extensions import ledger_anchor
-from langchain_dpicl.privacy.ledger import purse, shares, writer
+from langchain_dpicl.privacy.ledger import shares, writer
 from tests.faults.counts import Violation
 
 _LONGEST = 120.0
@@ -155,7 +155,7 @@ def scripted(turns: Turns) -> Iterator[Any]:
     locks = SimpleNamespace(Lock=turns.lock, RLock=turns.lock)
     clock = SimpleNamespace(monotonic=lambda: now.seconds)
     places = [(writer, "threading", locks), (shares, "threading", locks), (writer, "time", clock)]
-    places += [(purse, "threading", locks), (purse, "time", clock), (ledger_anchor, "time", clock)]
+    places += [(writer, "threading", locks), (writer, "time", clock), (ledger_anchor, "time", clock)]
     kept = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, value in places:
         setattr(module, name, value)

@@ -15,21 +15,25 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl.audit import Game, audit, component_checks, generation_games, play, suite, worst_cases
-from langchain_dpicl.audit.bounds import ALARM, POWER
-from langchain_dpicl.audit.game import power_of
-from langchain_dpicl.audit.query_games import LabelGame, VotingGame
+from langchain_dpicl.audit import Game, audit, component_checks, component_games, play, suite
+from langchain_dpicl.audit.component_games import LabelGame, VotingGame
+from langchain_dpicl.audit.game import ALARM, POWER, power_of
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    GumbelMechanism,
+    PoissonSlots,
+    PoissonUnits,
+    Release,
+    ReleasePlan,
+)
 from tests import audit_plants as plant
 from tests import pate_plants as pate
 
@@ -46,22 +50,20 @@ def every_game() -> dict[str, Game]:
         for mechanism in MECHANISMS:
             for vector in (False, True) if mechanism == "gaussian" else (False,):
                 given = {"mechanism": mechanism, "has_vectors": vector, "abstains": True}
-                found += worst_cases.vote_cases(VotingGame, **given, **shape)
-                found += (
-                    worst_cases.vote_cases(LabelGame, **given, **shape) if vector or mechanism != "gaussian" else ()
-                )
+                found += suite.vote_cases(VotingGame, **given, **shape)
+                found += suite.vote_cases(LabelGame, **given, **shape) if vector or mechanism != "gaussian" else ()
         for mechanism in (*MECHANISMS, *LOGIT_MECHANISMS):
-            found += worst_cases.token_cases(mechanism=mechanism, **shape)
+            found += suite.token_cases(mechanism=mechanism, **shape)
         for aggregation in ("embedding", "keywords"):
-            found += worst_cases.free_form_cases(aggregation=aggregation, **shape)
-        found += worst_cases.confident_cases(teachers="fresh", **shape)
-    found += worst_cases.confident_cases(teachers="fixed", rows="slots", adjacency="replace_one")
+            found += suite.free_form_cases(aggregation=aggregation, **shape)
+        found += suite.confident_cases(teachers="fresh", **shape)
+    found += suite.confident_cases(teachers="fixed", rows="slots", adjacency="replace_one")
     for mechanism in MECHANISMS:
         given = {"mechanism": mechanism, "rows": "slots", "adjacency": "replace_one", "sampling": "fixed"}
-        found += worst_cases.vote_cases(VotingGame, **given)
-        found += worst_cases.token_cases(**given)
+        found += suite.vote_cases(VotingGame, **given)
+        found += suite.token_cases(**given)
     for adjacency in ("add_remove", "replace_one"):
-        found += worst_cases.step_cases(adjacency=adjacency)
+        found += suite.step_cases(adjacency=adjacency)
     names = [
         f"{type(game).__name__}, {game.name}{', ' + str(game.options['sampling']) if 'sampling' in game.options else ''}"
         f"{', fixed teachers' if game.options.get('teachers') == 'fixed' else ''}{', vector' if game.direction else ''}"
@@ -322,7 +324,7 @@ RUN = {"noise_multiplier": None, "epsilon": 1.5, "delta": 1e-8, "steps": 8}
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_canaries_of_one_run_tell_no_more_than_it_is_charged(rate: float) -> None:
-    found = generation_games.canaries({**RUN, "sampling_rate": rate})
+    found = component_games.canaries({**RUN, "sampling_rate": rate})
     assert found.verdict == "sound"
     assert found.delta == (1e-8 if rate == 1.0 else 1e-12)
     assert found.claimed_epsilon > 0.95 * 1.5
@@ -339,16 +341,16 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bug", [no_noise, plant.scaled(0.04), no_clip_of_gradients], ids=["none", "little", "no clip"])
 def test_a_planted_bug_is_caught_by_canaries(bug: plant.Plant, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    assert generation_games.canaries({**RUN, "sampling_rate": rate}).verdict == "violated"
+    assert component_games.canaries({**RUN, "sampling_rate": rate}).verdict == "violated"
 
 
 def test_an_eighth_of_the_noise_is_planted_and_caught_without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     plant.scaled(0.125)(monkeypatch)
-    assert generation_games.canaries({**RUN, "epsilon": 3.0}).verdict == "violated"
+    assert component_games.canaries({**RUN, "epsilon": 3.0}).verdict == "violated"
 
 
 def test_a_claim_beyond_what_guesses_can_prove_is_undecided_and_a_whole_audit_leaves_it_out() -> None:
-    found = generation_games.canaries({**RUN, "epsilon": 30.0, "steps": 2})
+    found = component_games.canaries({**RUN, "epsilon": 30.0, "steps": 2})
     assert found.verdict == "undecided"
     assert "proves too little to tell" in str(found)
 

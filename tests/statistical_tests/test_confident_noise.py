@@ -15,9 +15,8 @@ from scipy import integrate, stats
 from langchain_dpicl.privacy.accounting import epsilon_bound
 from langchain_dpicl.privacy.extensions import confident_gnmax as confident
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from tests.contracts.doubles import FixedDraws
 
 ALARM = 1e-6

@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from langchain_dpicl import PrivacyBudgetExceededError
-from langchain_dpicl.audit.adversarial_backends import TOKENS, ReadTokens
-from langchain_dpicl.audit.bounds import gaussian_epsilon
-from langchain_dpicl.audit.game import POWER, Game, play, power_of
+from langchain_dpicl.audit.game import POWER, Game, gaussian_epsilon, play, power_of
+from langchain_dpicl.audit.targets import TOKENS, ReadTokens
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -40,7 +39,7 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
 )
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
-from langchain_dpicl.privacy.extensions.stream_windows import Windows
+from langchain_dpicl.privacy.extensions.stream_ledger import Windows
 from tests import audit_plants as plants
 from tests.example_files import example
 

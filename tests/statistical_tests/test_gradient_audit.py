@@ -20,10 +20,10 @@ from langchain_dpicl.privacy.extensions.gradient_sums import (
     SampledBallEvent,
     running_sum,
 )
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
 from langchain_dpicl.soft_prompts.plan import plan_training
 from tests import audit_games
 

@@ -16,10 +16,10 @@ from langchain_dpicl.privacy.accounting import epsilon_bound
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent
 from langchain_dpicl.privacy.extensions import joint_exponential as joint
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
 from tests.contracts.mechanism import softmax
 
 ALARM = 1e-6

@@ -14,13 +14,12 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
-from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.normalized_sums import MaxNormalizedSum
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
-from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, Sensitivity, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, GaussianDraws, SecureRandom
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, GumbelMechanism
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.mechanism import bounded, permute_and_flip, softmax
 

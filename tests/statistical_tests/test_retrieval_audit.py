@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.audit import audit, play
-from langchain_dpicl.audit.bounds import POWER
-from langchain_dpicl.audit.game import Game
-from langchain_dpicl.audit.query_games import check_nothing_else_shown, retrieval_cases, retriever_of
+from langchain_dpicl.audit.component_games import check_nothing_else_shown, retrieval_cases, retriever_of
+from langchain_dpicl.audit.game import POWER, Game
 from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts
 from langchain_dpicl.privacy.extensions.individual_filter import MemoryBalances, ParticipationPlan
-from langchain_dpicl.release import filtered_sample as module
-from langchain_dpicl.release.filtered_sample import FilteredSample
-from langchain_dpicl.retrieval.voting import RetrievalRunnable
+from langchain_dpicl.release import samples as module
+from langchain_dpicl.release.samples import FilteredSample
+from langchain_dpicl.retrieval import RetrievalRunnable
 from tests import audit_plants as plant
 from tests.audit_games import refutations
 

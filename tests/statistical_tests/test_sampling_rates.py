@@ -14,9 +14,9 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
-from langchain_dpicl.privacy.mechanisms import sampling
+from langchain_dpicl.privacy.mechanisms import release_plan
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
 from tests.contracts.sampler import members
 
 ALARM = 1e-6
@@ -71,14 +71,14 @@ def test_pairs_of_units_join_independently():
 
 def test_a_fixed_size_sample_sold_as_poisson_is_rejected(monkeypatch):
     size = round(UNITS * RATE)
-    monkeypatch.setattr(sampling, "poisson", lambda n, q, rng: rng.choice_without_replacement(n, size).tolist())
+    monkeypatch.setattr(release_plan, "poisson", lambda n, q, rng: rng.choice_without_replacement(n, size).tolist())
     taken = inclusion(PoissonUnits(RATE))
     assert rate_pvalue(taken, RATE) > ALARM  # the rate alone does not show it
     assert size_pvalue(taken, RATE) < ALARM
 
 
 def test_a_sample_that_prefers_early_units_is_rejected(monkeypatch):
-    monkeypatch.setattr(sampling, "poisson", lambda n, q, rng: list(range(rng.binomial(n, q))))
+    monkeypatch.setattr(release_plan, "poisson", lambda n, q, rng: list(range(rng.binomial(n, q))))
     assert homogeneity_pvalue(inclusion(PoissonUnits(RATE), draws=300)) < ALARM
 
 
@@ -127,7 +127,7 @@ def test_shuffle_then_deal_is_rejected(monkeypatch):
     def dealt(included, slots, *, num_slots, shots_per_slot):
         return tuple(tuple(included[i::num_slots]) for i in range(num_slots))
 
-    monkeypatch.setattr(sampling, "assign", dealt)
+    monkeypatch.setattr(release_plan, "assign", dealt)
     assert _occupancy_pvalue(POISSON[1]) < ALARM
 
 
@@ -145,8 +145,8 @@ def test_an_over_full_slot_keeps_each_of_its_units_equally_often():
 
 
 def test_truncation_in_file_order_is_rejected(monkeypatch):
-    honest = sampling.poisson
-    monkeypatch.setattr(sampling, "poisson", lambda n, q, rng: sorted(honest(n, q, rng)))
+    honest = release_plan.poisson
+    monkeypatch.setattr(release_plan, "poisson", lambda n, q, rng: sorted(honest(n, q, rng)))
     kept = np.array([np.isin(np.arange(UNITS), members(FULL.draw(UNITS, rng=SYSTEM_RANDOM))) for _ in range(300)])
     assert homogeneity_pvalue(kept) < ALARM
 

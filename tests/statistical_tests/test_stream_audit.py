@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import Budget, DPVotingRunnable
-from langchain_dpicl.audit.adversarial_backends import MARK, ReadVotes
-from langchain_dpicl.audit.closed_forms import vector_law
-from langchain_dpicl.audit.game import POWER, Game, control, play, power_of
+from langchain_dpicl.audit.game import POWER, Game, control, play, power_of, vector_law
+from langchain_dpicl.audit.targets import MARK, ReadVotes
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent
 from langchain_dpicl.privacy.extensions import private_streams as streams
-from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
-from langchain_dpicl.privacy.extensions.stream_windows import Windows
+from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare, Windows
 from langchain_dpicl.streams import PrivateStream, RollingRange
 
 DAY, START = 86_400, datetime(2002, 1, 1, 12, tzinfo=UTC).timestamp()

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.audit import bounds
-from langchain_dpicl.audit.generation_games import right_guesses
+from langchain_dpicl.audit import game
+from langchain_dpicl.audit.component_games import right_guesses
 from langchain_dpicl.options import Training
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.audit_games import ALARM
 from tests.contracts.doubles import FixedDraws
@@ -62,7 +62,7 @@ def trained(present: np.ndarray, rate: float) -> PromptDPSGD:
 
 def lower_bound(right: int, guesses: int, *, delta: float = DELTA) -> float:
     """Returns the least epsilon that the guesses leave possible, at confidence 1 - `ALARM`."""
-    return bounds.lower_bound(right, guesses, delta=delta, canaries=CANARIES)
+    return game.lower_bound(right, guesses, delta=delta, canaries=CANARIES)
 
 
 def audited(rate: float) -> float:

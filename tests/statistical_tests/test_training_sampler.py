@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 from tests.audit_games import ALARM
 from tests.gradient_doubles import LABELS, LogisticEngine, prepared, training
 

@@ -90,7 +90,7 @@ class TestEverySourceFile:
 ON_DEMAND = """
 import sys, langchain_dpicl
 print(sorted({'dp_accounting', 'prv_accountant', 'ray', 'torch'} & set(sys.modules)))
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 EmbeddedModel().complete(['a'], max_tokens=1)
 print([name for name in sys.modules if name.endswith('.embedded.build') or name == 'torch'])
 """

@@ -16,8 +16,8 @@ import bench_ledger
 from bench_ledger import OWN, SLOW, Goal, Opening, Row
 
 from langchain_dpicl import Budget
-from langchain_dpicl.cli import ledger_bench
-from langchain_dpicl.cli.ledger_bench import Rate
+from langchain_dpicl.cli import ledger
+from langchain_dpicl.cli.ledger import Rate
 from langchain_dpicl.stores import SQLiteStore
 
 
@@ -41,12 +41,12 @@ def test_a_row_shows_where_how_fast_how_fair_and_how_fast_the_disk_is() -> None:
 @pytest.mark.parametrize("processes", [1, 3])
 def test_what_is_counted_stands_in_the_ledger(processes: int, tmp_path: Path) -> None:
     path = tmp_path / "b.db"
-    ledger_bench.new_ledger(path)
-    found = ledger_bench.measure(lambda: Budget.open(SQLiteStore(path)), processes, seconds=0.2)
+    ledger.new_ledger(path)
+    found = ledger.measure(lambda: Budget.open(SQLiteStore(path)), processes, seconds=0.2)
     with SQLiteStore(path) as store:
         budget = Budget.open(store)
         budget.verify()
-        reserved = ledger_bench.TICKETS - ledger_bench.declared(budget).remaining("query")
+        reserved = ledger.TICKETS - ledger.declared(budget).remaining("query")
     assert (found.processes, found.refused, found.fault) == (processes, 0, "")
     assert round(found.pairs * 0.2) == reserved > 0
     assert found.least * processes <= reserved <= found.most * processes
@@ -55,14 +55,14 @@ def test_what_is_counted_stands_in_the_ledger(processes: int, tmp_path: Path) ->
 
 
 def test_a_process_that_cannot_open_the_ledger_is_counted_and_its_reason_shown(tmp_path: Path) -> None:
-    found = ledger_bench.measure(lambda: Budget.open(SQLiteStore(tmp_path / "none.db")), 2, seconds=0.1)
+    found = ledger.measure(lambda: Budget.open(SQLiteStore(tmp_path / "none.db")), 2, seconds=0.1)
     assert (found.pairs, found.refused) == (0.0, 2)
     assert math.isnan(found.p99)
     assert found.fault.startswith("LedgerUnavailableError: ")
 
 
 def test_the_disk_is_asked_what_a_flush_takes_and_nothing_is_left(tmp_path: Path) -> None:
-    p50, p99 = ledger_bench.sync_ms(tmp_path, times=3)
+    p50, p99 = ledger.sync_ms(tmp_path, times=3)
     assert 0.0 < p50 <= p99
     assert list(tmp_path.iterdir()) == []
 

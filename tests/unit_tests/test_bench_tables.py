@@ -56,7 +56,7 @@ from _tables_soft import SoftModels, found_base
 from _tables_sums import Column, closed, closed_shown, columns, share_closed
 
 from langchain_dpicl.audit import plots
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.mechanisms import randomness
 from tests.bench_doubles import written

@@ -34,9 +34,9 @@ from _voting_task import PAPER, Task, load, read_rows
 from langchain_dpicl.baselines import label_votes_without_privacy
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.runs.query_plan import QueryPlan
 from tests.bench_doubles import engine, hits
 

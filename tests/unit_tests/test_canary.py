@@ -22,7 +22,7 @@ from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import DPICLError, RecordError, RunInterruptedError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, locals_in, observe, said_by
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError

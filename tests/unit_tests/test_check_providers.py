@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.backends.langchain.logprobs import first_position, next_token
-from langchain_dpicl.backends.private_calls.spelling import SPELLINGS
+from langchain_dpicl.backends.private_calls.call import SPELLINGS
 from tests import check_providers
 from tests.canary import RECORD
 from tests.check_providers import END, START, Run, faults, known_runs, table, write_page

@@ -48,8 +48,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     RunInterruptedError,
 )
-from langchain_dpicl.options import ByLength, Similar, Student
-from langchain_dpicl.options.methods import StrategyLike
+from langchain_dpicl.options import ByLength, Similar, StrategyLike, Student
 from langchain_dpicl.released.labelled_pool import PoolEntry
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, shown_by
 from tests.labelling_doubles import (

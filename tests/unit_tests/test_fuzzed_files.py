@@ -45,13 +45,13 @@ from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.rehearsal import GenerationRehearsal, Rehearsal, rehearse, rehearse_generation
-from langchain_dpicl.released.files import parse_json, plain_json
+from langchain_dpicl.released.base import parse_json, plain_json
 from langchain_dpicl.reports import claims as _claims
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
-from langchain_dpicl.runs.journal import RunJournal
-from langchain_dpicl.soft_prompts.options import Optimizer
+from langchain_dpicl.runs.release_run import RunJournal
+from langchain_dpicl.soft_prompts.plan import Optimizer
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
-from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
 from tests import evolution_doubles, gradient_doubles, labelling_doubles
 from tests.contracts.release_run import entries_in

@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_dpicl import Budget, KeywordAnswers, Noise, PrivacyBudgetCallbackHandler, PrivateExamples, Serving
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger import store as stores
-from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
+from langchain_dpicl.retrieval import DPRetrievalFreeFormRunnable
 from langchain_dpicl.stores import FileAnchor, SQLiteBalances, SQLiteMemo, SQLiteStore
 from langchain_dpicl.voting import DPVotingRunnable
 from tests import free_form_doubles, retrieval_doubles

@@ -19,8 +19,7 @@ from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, N
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits, ReleasePlan
 from tests.contracts.neighbours import HOSTILE, Fragile
 from tests.doubles import WORDS, SpyBackend
 from tests.ledgers import free_price

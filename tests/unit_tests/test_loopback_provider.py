@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import TypeAdapter
 
-from langchain_dpicl.serving.models import flatten_messages
+from langchain_dpicl.serving import flatten_messages
 from tests.loopback_answers import REFUSAL, engine
 from tests.loopback_provider import (
     Provider,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.evaluation.kept import Saved
-from langchain_dpicl.options.base import html_table
+from langchain_dpicl.evaluation.evaluate import Saved
+from langchain_dpicl.options import html_table
 from langchain_dpicl.results import FreeFormResult, Receipt, RetrievalResult, VotingResult
 
 RECEIPT = Receipt(

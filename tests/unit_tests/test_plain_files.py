@@ -19,13 +19,13 @@ from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.spending import public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released import ReleasedWords
-from langchain_dpicl.released.files import write_whole
+from langchain_dpicl.released.base import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
-from langchain_dpicl.runs.journal import RunJournal
-from langchain_dpicl.soft_prompts.engines import _architectures
+from langchain_dpicl.runs.release_run import RunJournal
+from langchain_dpicl.soft_prompts.plan import _architectures
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
-from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 from tests.gradient_doubles import LogisticEngine
 
 BASELINE = {"private": False, "epsilon": "infinity"}

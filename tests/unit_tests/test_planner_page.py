@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.reports.page import _percent_up, belief
+from langchain_dpicl.reports.rendering import _percent_up, belief
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CELLS = ((0.25, 500, 10_000, 10), (1.0, 2_000, 1_000, 4), (8.0, 50_000, 10, 2))

@@ -17,13 +17,13 @@ from langchain_dpicl.backends.rows import rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options.rows import NoiseName
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.options import NoiseName
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
-from langchain_dpicl.release import sample as samples
-from langchain_dpicl.tasks.templates import GenerationTemplate
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.release import curator as samples
+from langchain_dpicl.tasks import GenerationTemplate
 from tests.canary import OURS
 from tests.doubles import WORDS, PanicError
 

@@ -18,8 +18,7 @@ import pytest
 import langchain_dpicl.privacy
 from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, ClosedClass, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import Mechanism, NoisyMax
-from langchain_dpicl.privacy.mechanisms.sampling import Sampler
+from langchain_dpicl.privacy.mechanisms.release_plan import Mechanism, NoisyMax, Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "proofs"

@@ -29,10 +29,9 @@ from langchain_dpicl import (
     Rows,
 )
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.baselines import PublicVotingResult, PublicVotingRunnable, label_votes_without_privacy
+from langchain_dpicl.baselines import PublicVotingResult, PublicVotingRunnable, fixed_rows, label_votes_without_privacy
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.planning.share_plan import Cost
-from langchain_dpicl.public_voting import fixed_rows
 
 CANARY = "zx-public-canary-52"
 LABELS = ("card", "transfer")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_dpicl.privacy.second_opinions.accountants import PRV_MAX_COMPOSITIONS
+from langchain_dpicl.privacy.second_opinions import PRV_MAX_COMPOSITIONS
 from langchain_dpicl.reports.rendering import PROVED_EPSILON
 
 ROOT = Path(__file__).resolve().parents[2]

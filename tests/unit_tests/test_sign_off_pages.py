@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_dpicl.reports.page import belief
+from langchain_dpicl.reports.rendering import belief
 
 PAGES = Path(__file__).parents[2] / "docs" / "sign-off"
 

@@ -13,7 +13,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import ByLength, Similar
-from langchain_dpicl.pate.selection_strategies import check_strategy, make_strategy
+from langchain_dpicl.pate.example_selector import check_strategy, make_strategy
 
 WORDS = ("card", "cash", "coin", "lost")
 TEXTS = ("lost card", "card card lost", "cash", "coin {x}")

@@ -13,8 +13,7 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
-from langchain_dpicl.privacy.extensions.stream_ledger import StreamShare, retire
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamShare, StreamTerms, retire
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import FullSession, Rows, Token
 from langchain_dpicl.backends.hf import loading
-from langchain_dpicl.backends.hf.prompts import cut_middle
+from langchain_dpicl.backends.hf.tokens import cut_middle
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 if TYPE_CHECKING:
-    from langchain_dpicl.backends.hf.engine import Engine
-    from langchain_dpicl.backends.hf.prompts import Prompts
-    from langchain_dpicl.backends.hf.sessions import LocalSession, PublicPredictor
+    from langchain_dpicl.backends.hf.engine import Engine, LocalSession, PublicPredictor
+    from langchain_dpicl.backends.hf.tokens import Prompts
 
 __all__ = ["HuggingFaceBackend"]
 
@@ -107,7 +106,7 @@ class HuggingFaceBackend:
         self._public = self._public_answers()
 
     def _public_answers(self) -> PublicPredictor:
-        from langchain_dpicl.backends.hf.sessions import PublicPredictor
+        from langchain_dpicl.backends.hf.engine import PublicPredictor
 
         begun = self._prompts.apart(self._prompts.begun("", cap=self.max_prompt_tokens))
         return PublicPredictor(self._engine, length=self.max_prompt_tokens, room=self.max_new_tokens, begun=begun)
@@ -167,7 +166,7 @@ class HuggingFaceBackend:
         Args:
           messages: dicts with "role" and "content", as chat templates take them.
         """
-        from langchain_dpicl.backends.hf.prompts import render
+        from langchain_dpicl.backends.hf.tokens import render
 
         return render(self._prompts.tokens, messages)
 
@@ -242,7 +241,7 @@ class HuggingFaceBackend:
         Args:
           sessions: of `open_full`, with a public number of rows, from which nothing was asked.
         """
-        from langchain_dpicl.backends.hf.sessions import LocalSession, join
+        from langchain_dpicl.backends.hf.engine import LocalSession, join
 
         join([session for session in sessions if isinstance(session, LocalSession)])
 
@@ -257,8 +256,7 @@ class HuggingFaceBackend:
         max_new_tokens: int | None,
     ) -> LocalSession | DPICLError:
         """Returns a session, or a public error, which is raised from a frame without prompts."""
-        from langchain_dpicl.backends.hf.chunks import PrivateRows
-        from langchain_dpicl.backends.hf.sessions import LocalSession, check_room
+        from langchain_dpicl.backends.hf.engine import LocalSession, PrivateRows, check_room
 
         room = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         try:
@@ -338,7 +336,8 @@ class HuggingFaceBackend:
           top_p: takes one of the likeliest tokens that together have this probability.
           rng: coins of the sampling, which protect nobody; None for fresh ones.
         """
-        from langchain_dpicl.backends.hf import completion, heads
+        from langchain_dpicl.backends.hf import completion
+        from langchain_dpicl.backends.hf import vocabulary as heads
 
         taste = heads.SamplingOptions(temperature, top_k, top_p, rng or Generator(PCG64()))
         rows = [self._public_row(prompt, self._reading_room(self.max_new_tokens)) for prompt in prompts]
@@ -369,7 +368,8 @@ class HuggingFaceBackend:
           rng: coins of the sampling, which protect nobody.
           public: whether the prompts are public: they then run at their own lengths, which is faster.
         """
-        from langchain_dpicl.backends.hf import completion, heads
+        from langchain_dpicl.backends.hf import completion
+        from langchain_dpicl.backends.hf import vocabulary as heads
 
         taste = heads.SamplingOptions(temperature, None, 1.0, rng or Generator(PCG64()))
         job = completion.CompletionRequest(max_tokens, tuple(word for word in stop if word), taste, self.token_bytes)
@@ -411,8 +411,7 @@ def _rooms(
     """Returns the reader of prompts and the runner of the model."""
     from langchain_dpicl.backends.hf.batches import ModelBody
     from langchain_dpicl.backends.hf.engine import Engine
-    from langchain_dpicl.backends.hf.prompts import Prompts
-    from langchain_dpicl.backends.hf.tokens import TokenizerMaps
+    from langchain_dpicl.backends.hf.tokens import Prompts, TokenizerMaps
     from langchain_dpicl.backends.hf.vocabulary import Vocabulary
 
     tokens = TokenizerMaps(tokenizer, chat=chat)

@@ -1,19 +1,191 @@
-"""Runs a batch of token rows at one public shape: all at once first, then one token at a time."""
+"""Runs token rows of a local model in batches of one public shape, with a cache that is written in place."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from langchain_dpicl.backends.hf import cache as caches
-from langchain_dpicl.backends.hf.heads import OutputHead, is_wrapped
 from langchain_dpicl.backends.hf.loading import ModelInfo
 from langchain_dpicl.backends.hf.model_checks import Hooks
+from langchain_dpicl.backends.hf.vocabulary import OutputHead, is_wrapped
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+if TYPE_CHECKING:
+
+    class _Layer:
+        """What is used of the library's layer, whose methods are untyped."""
+
+        is_initialized: bool
+        keys: torch.Tensor | None
+        values: torch.Tensor | None
+        dtype: torch.dtype
+        device: torch.device
+
+else:
+    _Layer = DynamicLayer
+
+
+class FilledCache(Exception):  # noqa: N818  no error
+    """All layers are written; the rest of the forward is not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSlice:
+    """Some rows of a batch that are read separately.
+
+    Attributes:
+      rows: which.
+      size: rows of the batch.
+      note: called with each layer that has been written.
+    """
+
+    rows: slice
+    size: int
+    note: Callable[[RoomyLayer], None]
+
+
+class RoomyLayer(_Layer):
+    """One layer's keys and values, in one block of memory as long as the session needs.
+
+    The library's own layer copies the whole cache for every token, and attention over its static one always covers
+    the full length. This one does neither.
+
+    Args:
+      room: positions to allocate; doubled when they run out.
+      begun: keys and values [1, heads, length, size] that all rows begin with.
+    """
+
+    def __init__(self, room: int, begun: Pair | None = None) -> None:
+        super().__init__()
+        self._room = room
+        self._begun = begun
+        self.part: CacheSlice | None = None
+        self._key_store = self._value_store = torch.empty(0)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new positions; returns all of them."""
+        del args, kwargs
+        part = self.part
+        if not self.is_initialized:
+            self._begin(key_states, value_states, size=part.size if part else len(key_states))
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if end > self._key_store.shape[-2]:
+            self._grow(end)
+        rows = part.rows if part else slice(None)
+        self._key_store[rows, :, start:end] = key_states
+        self._value_store[rows, :, start:end] = value_states
+        if part:
+            part.note(self)
+        else:
+            self.rewind(end)
+        return (
+            (self._key_store[rows, :, :end], self._value_store[rows, :, :end]) if start else (key_states, value_states)
+        )
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Returns the number of positions written."""
+        del args
+        if self.is_initialized and self.keys is not None:
+            return int(self.keys.shape[-2])
+        return 0 if self._begun is None else int(self._begun[0].shape[-2])
+
+    def rewind(self, length: int) -> None:
+        """Forgets positions from `length` on, or includes those up to it that were written in parts."""
+        if self.is_initialized:
+            self.keys, self.values = self._key_store[:, :, :length], self._value_store[:, :, :length]
+
+    def moved(self, device: torch.device | str) -> bool:
+        """Moves the written part, bit for bit; False if it is there already, so that nothing is freed."""
+        if not self.is_initialized or self._key_store.device == torch.device(device):
+            return False
+        length = self.get_seq_length()
+        self._key_store, self._value_store = self._key_store.to(device), self._value_store.to(device)
+        self.rewind(length)
+        return True
+
+    def written(self) -> Pair:
+        """Returns the keys and values of all positions."""
+        length = self.get_seq_length()
+        return self._key_store[:, :, :length], self._value_store[:, :, :length]
+
+    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor, *, size: int) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        length = self.get_seq_length()
+        room = max(self._room, length + key_states.shape[-2])
+        self._key_store, self._value_store = _roomy(key_states, size, room), _roomy(value_states, size, room)
+        if self._begun is not None:
+            self._key_store[:, :, :length], self._value_store[:, :, :length] = self._begun
+            self._begun = None
+        self.is_initialized = True
+        self.rewind(length)
+
+    def _grow(self, length: int) -> None:
+        room = max(length, 2 * self._key_store.shape[-2])
+        written = self.get_seq_length()
+        keys, values = self._key_store, self._value_store
+        self._key_store, self._value_store = _roomy(keys, len(keys), room), _roomy(values, len(keys), room)
+        self._key_store[:, :, :written] = keys[:, :, :written]
+        self._value_store[:, :, :written] = values[:, :, :written]
+
+
+def _roomy(like: torch.Tensor, size: int, room: int) -> torch.Tensor:
+    return like.new_empty((size, like.shape[1], room, like.shape[-1]))
+
+
+@contextmanager
+def reading(layers: Sequence[RoomyLayer], rows: slice, size: int, *, stops: bool) -> Iterator[None]:
+    """Makes a forward in the block write some rows' keys and values; `stops`: it ends at the last layer's."""
+    unwritten = {id(layer) for layer in layers}
+
+    def note(layer: RoomyLayer) -> None:
+        unwritten.discard(id(layer))
+        if stops and not unwritten:
+            raise FilledCache
+
+    for layer in layers:
+        layer.part = CacheSlice(rows, size, note)
+    try:
+        yield
+    except FilledCache:
+        pass
+    finally:
+        for layer in layers:
+            layer.part = None
+
+
+def is_plain(config: Any) -> bool:
+    """Whether a model's cache consists of keys and values alone, sliding windows included."""
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
+
+
+def roomy_layers(config: Any, room: int, begun: Sequence[Pair] | None = None) -> list[RoomyLayer]:
+    """Returns the layers for a model whose cache is plain."""
+    count = len(DynamicCache(config=config).layers) or int(config.num_hidden_layers)
+    return [RoomyLayer(room, begun[place] if begun else None) for place in range(count)]
+
+
+def cache_of(layers: Sequence[RoomyLayer]) -> Cache:
+    """Returns the cache that has these layers."""
+    untyped: list[Any] = [*layers]
+    return Cache(layers=untyped)
+
+
+def own_cache(config: Any) -> Cache:
+    """Returns the library's own cache for a model."""
+    return DynamicCache(config=config)
+
 
 # Rows are padded to one length, and every row is computed whatever it holds, so that the shape of the work never
 # depends on its content. Two layouts:
@@ -95,7 +267,7 @@ class ModelBody:
         self.config = model.config.get_text_config(decoder=True)
         self.takes_positions = "position_ids" in facts.takes
         self._keep = next((name for name in KEEPS if name in facts.takes), None)
-        self._begun: dict[tuple[int, ...], list[caches.Pair]] = {}
+        self._begun: dict[tuple[int, ...], list[Pair]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -120,25 +292,25 @@ class ModelBody:
     def fill(
         self,
         ids: torch.Tensor,
-        layers: Sequence[caches.RoomyLayer],
+        layers: Sequence[RoomyLayer],
         *,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> None:
         """Writes the keys and values of int64[rows, length], which share attention mask and positions."""
         size, length = ids.shape
-        cache = caches.cache_of(layers)
+        cache = cache_of(layers)
         start = layers[0].get_seq_length()
         for rows in _parts(size, length) if ids.device.type == "cpu" else [slice(0, size)]:
-            with caches.reading(layers, rows, size, stops=self.stops):
+            with reading(layers, rows, size, stops=self.stops):
                 self.forward(ids[rows], cache, attention_mask=attention_mask, position_ids=position_ids)
         for layer in layers:
             layer.rewind(start + length)
 
-    def begun(self, shared: tuple[int, ...]) -> list[caches.Pair]:
+    def begun(self, shared: tuple[int, ...]) -> list[Pair]:
         """Returns the keys and values of a PUBLIC beginning for one row; the last two beginnings are cached."""
         if shared not in self._begun:
-            layers = caches.roomy_layers(self.config, len(shared))
+            layers = roomy_layers(self.config, len(shared))
             self.fill(torch.tensor([shared], device=self.device), layers)
             while len(self._begun) > 1:
                 del self._begun[next(iter(self._begun))]
@@ -158,8 +330,8 @@ class RightBatch:
         self._shape = shape
         begun = body.begun(shape.shared) if shape.shared else None
         room = shape.length + shape.room
-        self._layers = caches.roomy_layers(body.config, room, begun)
-        self._cache = caches.cache_of(self._layers)
+        self._layers = roomy_layers(body.config, room, begun)
+        self._cache = cache_of(self._layers)
         self._mask = torch.zeros((shape.size, 1, 1, room), dtype=body.model.dtype, device=body.device)
         self._positions = torch.zeros((shape.size, 1), dtype=torch.int64, device=body.device)
         self._used = len(shape.shared)
@@ -248,7 +420,7 @@ class LeftBatch:
     def __init__(self, body: ModelBody, shape: BatchShape) -> None:
         self._body = body
         self._shape = shape
-        self._cache = caches.own_cache(body.config)
+        self._cache = own_cache(body.config)
         self._mask = torch.zeros((shape.size, 0), dtype=torch.int64, device=body.device)
         self._positions = torch.zeros((shape.size, 1), dtype=torch.int64, device=body.device)
 

@@ -10,13 +10,19 @@ import numpy as np
 import torch
 
 from langchain_dpicl._opaque import run_guarded
-from langchain_dpicl.backends.embedded.model import cut_at_stop
+from langchain_dpicl.backends.embedded import cut_at_stop
 from langchain_dpicl.backends.hf.batches import BatchShape, GrowingBatch, is_out_of_memory
-from langchain_dpicl.backends.hf.chunks import PrivateRows
-from langchain_dpicl.backends.hf.engine import Engine
-from langchain_dpicl.backends.hf.heads import SamplingOptions, draw_tokens, likeliest, shares
-from langchain_dpicl.backends.hf.prompts import Prompts
-from langchain_dpicl.backends.hf.vocabulary import Floats, Ints, log_probabilities
+from langchain_dpicl.backends.hf.engine import Engine, PrivateRows
+from langchain_dpicl.backends.hf.tokens import Prompts
+from langchain_dpicl.backends.hf.vocabulary import (
+    Floats,
+    Ints,
+    SamplingOptions,
+    draw_tokens,
+    likeliest,
+    log_probabilities,
+    shares,
+)
 from langchain_dpicl.exceptions import ConfigurationError
 
 Answer = Callable[[GrowingBatch, list[list[int]]], Sequence[Any] | Floats]

@@ -10,26 +10,31 @@ from langchain_dpicl.backends.base import Rows, Token, TokenSession
 from langchain_dpicl.backends.langchain.logprobs import (
     EOS,
     EOS_TEXTS,
+    TOP_K,
     Continuation,
     Prefill,
     Probabilities,
+    ProbeResult,
     ReplyFormat,
+    probe,
+    refuse_partial_vocabulary,
     to_rows,
+    top_k_of,
 )
-from langchain_dpicl.backends.langchain.probe import TOP_K, ProbeResult, probe, refuse_partial_vocabulary, top_k_of
 from langchain_dpicl.backends.langchain.texts import acomplete, complete
 from langchain_dpicl.backends.langchain.tokenizer import PublicTokenizer, Tokenizer
 from langchain_dpicl.backends.private_calls.call import (
+    CallPool,
     OpaqueValue,
     Reply,
     Request,
     RetryPolicy,
     SilentModel,
+    check_whole,
     read_silently,
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 

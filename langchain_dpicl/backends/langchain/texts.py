@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.private_calls.call import (
+    CallPool,
     OpaqueValue,
     Render,
     Reply,
     Request,
     RetryPolicy,
+    check_whole,
     read_silently,
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.private_calls.call import (
+    CallPool,
     OpaqueValue,
     Reply,
     Request,
@@ -21,7 +22,6 @@ from langchain_dpicl.backends.private_calls.call import (
     SilentModel,
     private_settings,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.private_calls.model_checks import EMBEDDING, hush_clients, refuse_keepers
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError

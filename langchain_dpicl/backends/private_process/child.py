@@ -27,7 +27,7 @@ from langchain_dpicl.backends.base import row_hint_of as hint_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_calls.method_checks import allow_wrappers
-from langchain_dpicl.backends.private_process.wire import pack, receive, send
+from langchain_dpicl.backends.private_process.connection import pack, receive, send
 from langchain_dpicl.backends.resolve import (
     PROCESS,
     as_backend,
@@ -37,7 +37,7 @@ from langchain_dpicl.backends.resolve import (
     named_model,
     recipients,
 )
-from langchain_dpicl.backends.rows.label_scoring import OtherBackend
+from langchain_dpicl.backends.rows.label_rows import OtherBackend
 from langchain_dpicl.backends.sync_async import limit_concurrency, public_failure
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 

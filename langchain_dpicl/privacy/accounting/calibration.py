@@ -20,7 +20,7 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.accounting import profiles
 from langchain_dpicl.privacy.accounting.epsilon import _price, _up, epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.accounting.pld_grid import CurveBound
+from langchain_dpicl.privacy.accounting.profiles import CurveBound
 
 Cost = Callable[[float], float]
 

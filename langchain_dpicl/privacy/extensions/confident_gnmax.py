@@ -16,10 +16,17 @@ import numpy as np
 
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_positive, check_real, fail
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation, BoundedSum, Floats, Norm, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import ROUND_UP, Mechanism, Release, grid_step, rounded
+from langchain_dpicl.privacy.mechanisms.bounded import (
+    LARGEST,
+    Aggregation,
+    BoundedSum,
+    Floats,
+    Norm,
+    Sensitivity,
+    VoteSum,
+)
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, Noise, SecureRandom
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import ROUND_UP, Mechanism, Release, grid_step, rounded
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import RowShape, check_int
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.sampling import Sample, Sampler, amplified
+from langchain_dpicl.privacy.mechanisms.release_plan import Sample, Sampler, amplified
 
 
 def _check_public_size(num_units: int, public_size: int) -> None:

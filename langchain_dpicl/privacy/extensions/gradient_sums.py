@@ -22,8 +22,8 @@ from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.epsilon import ExtensionEvent, Step, Terms
 from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, SubsampledEvent, is_positive, require
-from langchain_dpicl.privacy.accounting.normal_form import ExtensionEvent, Step, Terms
 from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile, symmetric
 from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.mechanisms.bounded import (

@@ -22,12 +22,11 @@ from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent, canonical_json
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, ProbabilitySum, Sensitivity, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, Release
 
 __all__ = [
     "FILTER_TEMPLATE",

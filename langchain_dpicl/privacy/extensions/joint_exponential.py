@@ -29,8 +29,8 @@ from langchain_dpicl.privacy.mechanisms.bounded import (
     matrix,
     row_appears,
 )
-from langchain_dpicl.privacy.mechanisms.noise import Mechanism, Release
 from langchain_dpicl.privacy.mechanisms.randomness import DECIMALS, Coins, Noise, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import Mechanism, Release
 
 MAX_CHOICES = 1024
 """Most indices one release may hold."""

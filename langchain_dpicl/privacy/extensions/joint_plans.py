@@ -19,10 +19,13 @@ from langchain_dpicl.privacy._validate import (
     check_epsilon,
     check_int,
     check_positive,
+    effective_delta,
+    exact,
     fail,
+    round_down,
+    round_up,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
-from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
 from langchain_dpicl.privacy.ledger.budget import MIN_PROPORTION, DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Holding, Reservation
 from langchain_dpicl.privacy.ledger.tickets import (

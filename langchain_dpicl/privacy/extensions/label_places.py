@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.accounting.epsilon import ExtensionEvent, Terms, UnitTerms, world_of
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -27,7 +28,6 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import ExtensionEvent, Terms, UnitTerms, world_of
 
 _MAX_WORLDS = 5_000
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, final
 
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Norm
-from langchain_dpicl.privacy.mechanisms.noise import NoisyMax, Release
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, Noise, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import NoisyMax, Release
 
 
 @final

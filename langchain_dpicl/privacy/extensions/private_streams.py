@@ -15,31 +15,29 @@ from typing import Any, TypeAlias
 from langchain_dpicl._opaque import Opaque, run_guarded
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail
-from langchain_dpicl.privacy.data.private_examples import (
+from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
+from langchain_dpicl.privacy.ledger.store import LIFE
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
+from langchain_dpicl.privacy.private_examples import (
+    Declaration,
     DocumentLoader,
     OpenPool,
     PrivateExamples,
+    Record,
     Sealed,
     Split,
     UnitBinding,
-    container_fault,
-    each_record,
-    make_opaque_pool,
-)
-from langchain_dpicl.privacy.data.units import (
-    Declaration,
-    Record,
     Units,
     check_number,
+    container_fault,
+    each_record,
     fields_of,
     make_declaration,
+    make_opaque_pool,
     read_record,
     reduce_groups,
     unit_name,
 )
-from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
-from langchain_dpicl.privacy.ledger.store import LIFE
-from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
 
 __all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
 

@@ -16,14 +16,20 @@ import numpy.typing as npt
 
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int
 from langchain_dpicl.privacy.accounting import profiles
-from langchain_dpicl.privacy.accounting.bounds import single_profile
+from langchain_dpicl.privacy.accounting.epsilon import ExtensionEvent, Step, Terms, normal_form, single_profile
 from langchain_dpicl.privacy.accounting.events import Event, SubsampledEvent, is_positive, require, require_event
-from langchain_dpicl.privacy.accounting.normal_form import ExtensionEvent, Step, Terms, normal_form
-from langchain_dpicl.privacy.accounting.pld_grid import loss_masses
-from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile, loss_masses
 from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.sampling import BOTH, Sample, Sampler, amplified, assign, check_rate, poisson
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    BOTH,
+    Sample,
+    Sampler,
+    amplified,
+    assign,
+    check_rate,
+    poisson,
+)
 
 MAX_BATCHES = 100_000
 """Batches of one deal, at most: what the accountant can add up."""

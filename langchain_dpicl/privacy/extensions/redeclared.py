@@ -9,10 +9,20 @@ from typing import Any
 
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.exceptions import RecordError
-from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import OpenPool, Pool, PrivateExamples, Split, name_of_units
-from langchain_dpicl.privacy.data.units import SPLIT_RULE, Declaration, Unit, Units, make_declaration, unit_label
-from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, check_name
+from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_name, fail
+from langchain_dpicl.privacy.private_examples import (
+    SPLIT_RULE,
+    Declaration,
+    OpenPool,
+    Pool,
+    PrivateExamples,
+    Split,
+    Unit,
+    Units,
+    make_declaration,
+    name_of_units,
+    unit_label,
+)
 
 KEYWORDS = "keywords"
 """Says that a unit's label is the first released topic in its texts; see `TopicSplit`."""

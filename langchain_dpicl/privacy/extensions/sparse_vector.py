@@ -21,10 +21,9 @@ from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyB
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, ClosedClass, Floats
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, ClosedClass, Floats, ProbabilitySum
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 
 _STEPS = int(GRID)
 # The noise is rounded up by more than the rounding of the event can take away.

@@ -20,7 +20,15 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, check_real, fail
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_int,
+    check_name,
+    check_real,
+    fail,
+    is_name,
+)
 from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
@@ -28,12 +36,10 @@ from langchain_dpicl.privacy.accounting.events import (
     GaussianEvent,
     canonical_json,
 )
-from langchain_dpicl.privacy.extensions.count_histograms import round_up_to_7_digits
-from langchain_dpicl.privacy.extensions.unit_values import MOST_KEYWORDS, words_of
-from langchain_dpicl.privacy.ledger.amounts import check_name, is_name
+from langchain_dpicl.privacy.extensions.value_counts import MOST_KEYWORDS, round_up_to_7_digits, words_of
 from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, BoundedSum, ClosedClass, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import ROUND_UP, GaussianMechanism, grid_step
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ROUND_UP, GaussianMechanism, grid_step
 
 Weight: TypeAlias = tuple[str, float]
 """A word, or a pair of words, and the sum of its weights over the units, noise included."""

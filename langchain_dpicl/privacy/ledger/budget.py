@@ -10,9 +10,16 @@ from typing import Any
 from langchain_dpicl._lazy import provided
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudgetMismatchError, SealedShareError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_delta,
+    check_epsilon,
+    check_name,
+    exact,
+    fail,
+    round_down,
+)
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LIFE, InMemoryStore, LedgerHeader, LedgerStore
@@ -27,6 +34,7 @@ from langchain_dpicl.privacy.ledger.tickets import (
     price,
 )
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus, budget_exceeded, check_same_terms
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 
 # A request above the rest by less than this is float rounding (0.1 + 0.2): it gets the rest, never more.
 ROUNDING_SLACK = Fraction(1, 10**12)

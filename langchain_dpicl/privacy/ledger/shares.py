@@ -8,13 +8,11 @@ from typing import Any
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_int, fail, is_written, round_down
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, is_written, round_down
-from langchain_dpicl.privacy.ledger.purse import Grant
 from langchain_dpicl.privacy.ledger.state import Slot, allowance
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, ShareTerms
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
+from langchain_dpicl.privacy.ledger.writer import Grant, LedgerWriter, ShareStatus
 
 
 class Reservation(Uncopyable):

@@ -10,8 +10,16 @@ from typing import Any, ClassVar
 
 from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.ledger.amounts import Amount, exact
+from langchain_dpicl.privacy._validate import (
+    MAX_INT,
+    Amount,
+    check_delta,
+    check_int,
+    check_positive,
+    check_real,
+    exact,
+    fail,
+)
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, Kind, ShareTerms, event_of_components
 

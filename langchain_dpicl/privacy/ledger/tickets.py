@@ -18,7 +18,9 @@ from langchain_dpicl.privacy._validate import (
     check_delta,
     check_epsilon,
     check_int,
+    check_name,
     check_real,
+    effective_delta,
     fail,
 )
 from langchain_dpicl.privacy.accounting.events import (
@@ -36,7 +38,6 @@ from langchain_dpicl.privacy.accounting.events import (
     event_to_dict,
     is_event,
 )
-from langchain_dpicl.privacy.ledger.amounts import check_name, effective_delta
 
 Kind: TypeAlias = Literal["tickets", "gdp", "zcdp"]
 

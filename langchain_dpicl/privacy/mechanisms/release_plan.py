@@ -1,4 +1,10 @@
-"""The frozen plan of a release: sampler, sum, noise and event under one neighbouring relation.
+"""One release as a frozen plan: Poisson sampling, a bounded sum, Gaussian or Gumbel noise, and their event.
+
+A noise multiplier is the noise scale over the sensitivity in the mechanism's own norm; nobody multiplies by hand.
+Proofs: docs/proofs/gaussian.md, gumbel.md.
+
+A draw never looks at a unit, only at how many there are; that number is secret under add_remove, so no error and no
+public shape depends on it. Proof: docs/proofs/poisson-slots.md.
 
 Sampler, sensitivity, noise and event come out of one value, so that what runs is what is charged.
 """
@@ -7,20 +13,477 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
-from typing import Any
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, final
 
+import numpy as np
 import numpy.typing as npt
 
 from langchain_dpicl._lazy import provided
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
-from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, RepeatedEvent
-from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Mechanism
-from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+)
+from langchain_dpicl.privacy.mechanisms.bounded import (
+    GRID,
+    LARGEST,
+    Aggregation,
+    BoundedSum,
+    ClosedClass,
+    Floats,
+    Norm,
+    ProbabilitySum,
+    Sensitivity,
+    VoteSum,
+)
+from langchain_dpicl.privacy.mechanisms.randomness import Coins, GaussianDraws, Noise, SecureRandom
+
+# Noise is rounded up by more than the roundings of scale and event together can take away.
+ROUND_UP = 1.0 + 2.0**-50
+# A noisy vector is rounded to multiples of a power of two that is at most this share of the noise scale,
+_GRID_SHARE = 2.0**-16
+# but no finer than the grid of the sums, which are at most LARGEST: then every multiple is a float.
+_FINEST_GRID = 1.0 / GRID
+# Share of (grid + scale + noise) within which float arithmetic may misplace a draw: 256 units of 2^-52.
+_MARGIN = 2.0**-44
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """What one release made public.
+
+    Attributes:
+      index: the chosen coordinate, or None.
+      values: float64[d] noisy sum on a public grid, or None; free to post-process.
+      event: what the accountant charges.
+      indices: the chosen coordinates in their released order, or None.
+    """
+
+    index: int | None
+    values: Floats | None = field(repr=False)
+    event: Event
+    indices: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Mechanism(ClosedClass, is_base=True):
+    """Base of the mechanisms.
+
+    Attributes:
+      name: public name.
+      norm: norm of the sensitivity that the noise is scaled to.
+      kind: what is drawn.
+      releases: what leaves.
+    """
+
+    __slots__ = ()
+    noise_multiplier: float
+    name: ClassVar[str]
+    norm: ClassVar[Norm]
+    kind: ClassVar[Noise | Coins]
+    releases: ClassVar[Literal["vector", "index", "indices"]]
+
+    def __post_init__(self) -> None:
+        checked = check_real("noise_multiplier", self.noise_multiplier, low=1e-9, high=1e12)
+        object.__setattr__(self, "noise_multiplier", checked)
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """The event of one release."""
+
+    @abstractmethod
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Releases a noisy function of a sum."""
+
+    def repeated(self, length: int, answers: int | None = None) -> Event:
+        """Returns the event of `length` releases on the same rows.
+
+        Args:
+          length: public.
+          answers: how many of them may answer, for a mechanism that tests first; others always answer.
+
+        Raises:
+          ConfigurationError: `answers` with a mechanism that always answers.
+        """
+        if answers is not None:
+            raise fail("answers", f"None: {self.name} answers every time", answers)
+        return self.event if length == 1 else RepeatedEvent(self.event, length)
+
+    def check_sum(self, aggregation: Aggregation, sensitivity: Sensitivity, constants: tuple[float, ...]) -> None:
+        """Refuses a sum whose bound in `norm` is not all that the proof needs."""
+
+    def with_noise(self, noise_multiplier: float) -> Self:
+        """Returns the same mechanism with another noise multiplier."""
+        return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+
+    def _scale(self, total: BoundedSum) -> float:
+        scale = self.noise_multiplier * total.sensitivity.require(self.norm) * ROUND_UP
+        if not np.isfinite(total.value).all():
+            raise SensitivityError(f"{self.name}: expected a finite sum; build sums with `aggregation` only.")
+        return scale
+
+    def implementation_delta(self, d: int) -> float:
+        """Returns what one release over `d` candidates may add to delta, beyond the ideal mechanism.
+
+        Source: docs/proofs/randomness.md, sections 4 and 5.
+        """
+        return SecureRandom.implementation_delta(self.kind, check_int("d", d, low=1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"name": self.name, "noise_multiplier": self.noise_multiplier}
+
+
+@functools.lru_cache(maxsize=64)
+def _bounded_range(noise_multiplier: float) -> BoundedRangeEvent:
+    """Returns the event of Gumbel noise, which every release asks for: public, frozen and so made once."""
+    return BoundedRangeEvent(1.0 / noise_multiplier)
+
+
+class NoisyMax(Mechanism, is_base=True):
+    """The argmax of noisy scores; nothing else leaves."""
+
+    __slots__ = ()
+
+    def _choose(self, total: BoundedSum, standard_noise: Callable[[int], Floats]) -> Release:
+        scale = self._scale(total)
+        # Scores relative to the best one: exact on the grid of sums, and small where it matters.
+        scores = total.value - total.value.max()  # [d], <= 0
+        index = int((scores + scale * standard_noise(scores.size)).argmax())
+        return Release(index=index, values=None, event=self.event)
+
+
+def grid_step(scale: float) -> float:
+    """Returns the public grid of a noisy vector, from its noise scale alone."""
+    return max(math.ldexp(_GRID_SHARE, math.frexp(scale)[1] - 1), _FINEST_GRID)
+
+
+def rounded(value: Floats, draws: GaussianDraws, scale: float, step: float) -> Floats:
+    """Returns float64[d]: value + scale * ideal draw, rounded to the nearest multiple of `step` as in real arithmetic.
+
+    Floats decide where they are certain; a sum within their error of the middle between two multiples is settled with
+    rationals and fresh coins. Needs |value| <= LARGEST.
+    """
+    whole = np.rint(value / step)
+    rest = value - whole * step  # [d], exact, at most half a step
+    cells = (rest + scale * draws.values) / step
+    nearest = np.rint(cells)
+    doubt = _MARGIN * (1.0 + scale / step * (1.0 + np.abs(draws.values)))  # [d], in steps
+    for i in (0.5 - np.abs(cells - nearest) <= doubt).nonzero()[0]:
+        lower = math.floor(cells[i])
+        middle = Fraction(lower + 0.5) * Fraction(step) - Fraction(float(rest[i]))
+        nearest[i] = lower if draws.is_below(int(i), middle / Fraction(scale)) else lower + 1
+    return (whole + nearest + 0.0) * step  # + 0.0: no negative zero, whose sign is not part of the ideal result
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GaussianMechanism(Mechanism):
+    """Adds independent normal noise to every coordinate of a sum and rounds the result to a public grid.
+
+    Formal guarantees:
+      - `values` is `total.value + N(0, (noise_multiplier * L2 sensitivity)^2 I)`, under `total.adjacency`, rounded to
+        the nearest multiples of a power of two: between 2^-17 and 2^-16 of the noise scale, and at least 2^-32.
+      - It equals the rounding of real normal noise except with a probability that `implementation_delta` covers, so
+        `values` may be used by any post-processing (argmax, thresholds, sampling, cutting at zero).
+      - The event is `GaussianEvent(noise_multiplier)`.
+      - Coordinates beyond 2^20 in magnitude, which no sum of up to 2^20 rows has, are cut to it before the noise.
+
+    The released law is discrete, on a public grid, and a post-processing of the continuous mechanism: its event, also
+    subsampled, is exact for a vector that leaves as a whole. Why not the discrete Gaussian: docs/proofs/gaussian.md.
+
+    Args:
+      noise_multiplier: standard deviation of the noise over the L2 sensitivity, in [1e-9, 1e12].
+
+    Raises:
+      ConfigurationError: `noise_multiplier` out of range.
+
+    >>> GaussianMechanism(2.0).event
+    GaussianEvent(noise_multiplier=2.0)
+
+    Source: Balle and Wang (2018), Theorem 8; docs/proofs/gaussian.md.
+    """
+
+    noise_multiplier: float
+    name: ClassVar[str] = "gaussian"
+    norm: ClassVar[Norm] = "l2"
+    kind: ClassVar[Noise | Coins] = "gaussian"
+    releases: ClassVar[Literal["vector", "index", "indices"]] = "vector"
+
+    @property
+    def event(self) -> GaussianEvent:
+        """The event of one release."""
+        return GaussianEvent(self.noise_multiplier)
+
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Adds the noise and rounds.
+
+        Args:
+          total: float64[d] sum with its L2 sensitivity.
+          rng: source of noise.
+
+        Raises:
+          SensitivityError: `total` carries no L2 bound.
+        """
+        scale = self._scale(total)
+        bounded = np.minimum(np.maximum(total.value, -LARGEST), LARGEST)  # moves no two sums apart
+        values = rounded(bounded, rng.gaussian_draws(total.value.size), scale, grid_step(scale))  # [d]
+        return Release(index=None, values=values, event=self.event)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GumbelMechanism(NoisyMax):
+    """Releases the argmax of a sum plus Gumbel noise: the exponential mechanism.
+
+    Formal guarantees:
+      - `index` is i with probability proportional to exp(total.value[i] / (noise_multiplier * range)).
+      - The event is `BoundedRangeEvent(1 / noise_multiplier)`; within `implementation_delta` of it.
+
+    Args:
+      noise_multiplier: Gumbel scale over the range of a neighbour's change, in [1e-9, 1e12].
+
+    Raises:
+      ConfigurationError: `noise_multiplier` out of range.
+
+    Source: McSherry and Talwar (2007); Dong, Durfee, Rogers (2020); docs/proofs/gumbel.md.
+    """
+
+    noise_multiplier: float
+    name: ClassVar[str] = "gumbel"
+    norm: ClassVar[Norm] = "range"
+    kind: ClassVar[Noise | Coins] = "gumbel"
+    releases: ClassVar[Literal["vector", "index", "indices"]] = "index"
+
+    @property
+    def event(self) -> BoundedRangeEvent:
+        """The event of one release."""
+        return _bounded_range(self.noise_multiplier)
+
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Chooses the noisy best coordinate.
+
+        Args:
+          total: float64[d] sum with its range sensitivity.
+          rng: source of noise.
+
+        Raises:
+          SensitivityError: `total` carries no range bound.
+        """
+        return self._choose(total, rng.gumbel)
+
+
+Sample: TypeAlias = tuple[tuple[int, ...], ...]
+"""One inner tuple of unit positions per row."""
+
+BOTH: frozenset[str] = frozenset({"add_remove", "replace_one"})
+
+
+class Sampler(ClosedClass, is_base=True):
+    """Base of the samplers.
+
+    Attributes:
+      name: public name.
+      row_shape: "slots" (a fixed, public number of rows; a unit less or more, coins kept, changes the row of one place
+        and leaves the others where they stand) or "units".
+      adjacencies: neighbouring relations that it is proved under.
+      is_batched: whether a draw is read batch by batch (see `random_allocation`).
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+    row_shape: ClassVar[RowShape]
+    adjacencies: ClassVar[frozenset[str]]
+    is_batched: ClassVar[bool] = False
+
+    if TYPE_CHECKING:  # fields of some samplers, properties or constants of others, or not there
+
+        @property
+        def num_slots(self) -> int:
+            """Rows of a draw, or of a batch, where rows are slots."""
+
+        @property
+        def shots_per_slot(self) -> int:
+            """Most units in a row, where rows are slots."""
+
+        @property
+        def sampling_rate(self) -> float:
+            """Probability that a unit is in a draw, as it is priced."""
+
+        @property
+        def num_rows(self) -> int | None:
+            """Number of rows of every draw, public; None where it is secret."""
+
+    @abstractmethod
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Draws a fresh secret sample of units 0 .. num_units - 1."""
+
+    @abstractmethod
+    def amplify(self, event: Event) -> Event:
+        """Returns the event of `event` run on one secret draw."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+
+
+def assign(included: Sequence[int], slots: Sequence[int], *, num_slots: int, shots_per_slot: int) -> Sample:
+    """Puts each included unit into its own slot; a full slot turns later units away. Pure: all coins are arguments.
+
+    Formal guarantees:
+      - Striking one unit (and its slot) out of the arguments changes at most one inner tuple.
+      - Where `included` is in random order, what stays in an over-full slot is a uniform choice among its units.
+
+    Args:
+      included: distinct unit positions, in order of priority.
+      slots: for each included unit, its slot in 0 .. num_slots - 1.
+      num_slots: length of the result, public.
+      shots_per_slot: most units per slot, public.
+    """
+    rows: list[list[int]] = [[] for _ in range(num_slots)]
+    for unit, slot in zip(included, slots, strict=True):
+        if len(rows[slot]) < shots_per_slot:
+            rows[slot].append(unit)
+    return tuple(tuple(row) for row in rows)
+
+
+def poisson(num_units: int, sampling_rate: float, rng: SecureRandom) -> list[int]:
+    """Returns a Poisson sample in random order: a binomial size, then a uniform selection of that size."""
+    size = rng.binomial(num_units, sampling_rate)
+    units: list[int] = rng.choice_without_replacement(num_units, size).tolist()
+    return units
+
+
+def check_rate(value: float) -> float:
+    """Returns a sampling rate in (0, 1], or refuses it."""
+    return check_real("sampling_rate", value, low=0.0, high=1.0, low_open=True)
+
+
+def amplified(event: Event, sampling_rate: float) -> Event:
+    """Returns the event of `event` on one secret sample."""
+    return event if sampling_rate == 1.0 else SubsampledEvent(event, sampling_rate)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PoissonSlots(Sampler):
+    """Each unit joins with probability `sampling_rate`, in a uniformly random one of `num_slots` slots.
+
+    Formal guarantees:
+      - Units are independent of each other; adding, removing or replacing one, with the coins of the others kept,
+        changes at most one slot. An over-full slot keeps `shots_per_slot` of its units, chosen uniformly.
+      - There are always `num_slots` rows, some possibly empty, for every number of units.
+      - `amplify(event)` prices a block of releases on one draw, under either adjacency.
+
+    Args:
+      sampling_rate: probability in (0, 1] that a unit is included.
+      num_slots: number of rows, public.
+      shots_per_slot: most units in a row, public.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+
+    >>> from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+    >>> sample = PoissonSlots(0.5, num_slots=3, shots_per_slot=2).draw(10, rng=SYSTEM_RANDOM)
+    >>> len(sample), max(len(row) for row in sample) <= 2
+    (3, True)
+
+    Source: Balle, Barthe, Gaboardi (2018), Poisson amplification; docs/proofs/poisson-slots.md.
+    """
+
+    sampling_rate: float
+    num_slots: int
+    shots_per_slot: int
+    name: ClassVar[str] = "poisson_slots"
+    row_shape: ClassVar[RowShape] = "slots"
+    adjacencies: ClassVar[frozenset[str]] = BOTH
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampling_rate", check_rate(self.sampling_rate))
+        check_int("num_slots", self.num_slots, low=1)
+        check_int("shots_per_slot", self.shots_per_slot, low=1)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of every draw, public."""
+        return self.num_slots
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Draws a fresh secret sample; time and entropy grow with the units drawn, not with `num_units`.
+
+        Args:
+          num_units: how many units there are (private); may be 0.
+          rng: source of coins.
+        """
+        included = poisson(num_units, self.sampling_rate, rng)
+        slots = rng.integers(self.num_slots, len(included)).tolist()
+        return assign(included, slots, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
+
+    def amplify(self, event: Event) -> Event:
+        """Returns the event of `event` run on one secret draw."""
+        return amplified(event, self.sampling_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "name": self.name,
+            "sampling_rate": self.sampling_rate,
+            "num_slots": self.num_slots,
+            "shots_per_slot": self.shots_per_slot,
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PoissonUnits(Sampler):
+    """Each unit is a row of its own with probability `sampling_rate`, independently.
+
+    Formal guarantees:
+      - A unit never appears twice; with the coins of the others kept, adding or removing one adds or removes one row.
+      - The number of rows is secret (`num_rows` is None); a sum over the rows must be scaled by public numbers only.
+      - `amplify(event)` prices a block of releases on one draw, under either adjacency.
+
+    Args:
+      sampling_rate: probability in (0, 1] that a unit is included.
+
+    Raises:
+      ConfigurationError: `sampling_rate` out of range.
+
+    Source: Balle, Barthe, Gaboardi (2018), Poisson amplification; docs/proofs/poisson-slots.md.
+    """
+
+    sampling_rate: float
+    name: ClassVar[str] = "poisson_units"
+    row_shape: ClassVar[RowShape] = "units"
+    adjacencies: ClassVar[frozenset[str]] = BOTH
+    num_rows: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampling_rate", check_rate(self.sampling_rate))
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Draws a fresh secret sample of one-unit rows in random order; see `PoissonSlots.draw`."""
+        return tuple([(unit,) for unit in poisson(num_units, self.sampling_rate, rng)])
+
+    def amplify(self, event: Event) -> Event:
+        """Returns the event of `event` run on one secret draw."""
+        return amplified(event, self.sampling_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"name": self.name, "sampling_rate": self.sampling_rate}
+
 
 # What looks like one of these can do anything: the proofs cover exactly these classes and those of `registry`.
 _PROVED: dict[str, tuple[type, ...]] = {

@@ -17,20 +17,18 @@ from langchain_dpicl.audit import (
     Subject,
     assert_private,
     audit,
-    bounds,
-    closed_forms,
     component_checks,
     control,
     games_of,
     play,
     suite,
-    worst_cases,
 )
-from langchain_dpicl.audit.adversarial_backends import ReadGradients
+from langchain_dpicl.audit import game as bounds
+from langchain_dpicl.audit import game as closed_forms
+from langchain_dpicl.audit.component_games import VotingGame, evolution_of
 from langchain_dpicl.audit.game import HALF, power_of
-from langchain_dpicl.audit.generation_games import evolution_of
-from langchain_dpicl.audit.query_games import VotingGame
 from langchain_dpicl.audit.targets import (
+    ReadGradients,
     helper_of,
     labeler_of,
     plain_steps,
@@ -40,10 +38,9 @@ from langchain_dpicl.audit.targets import (
     voter_of,
 )
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.evolution.plan import plan_evolution
+from langchain_dpicl.evolution import plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation.plan import plan_generation
-from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.generation.plan import TokenRule, plan_generation
 from langchain_dpicl.options import Noise
 from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -162,7 +159,7 @@ SMALL = VotingGame(
     neighbour=(),
     runs=30,
     options={"mechanism": "gaussian", "noise_multiplier": 0.5},
-    law=next(worst_cases.vote_cases(VotingGame, mechanism="gaussian", rows="slots", adjacency="add_remove")).law,
+    law=next(suite.vote_cases(VotingGame, mechanism="gaussian", rows="slots", adjacency="add_remove")).law,
 )
 
 
@@ -177,15 +174,15 @@ def test_a_game_that_is_too_small_is_undecided_and_says_so() -> None:
 @pytest.mark.parametrize("kind", ["keywords", "secret sample"])
 def test_a_control_is_skipped_where_half_of_the_noise_is_not_what_a_game_can_show(kind: str) -> None:
     given = {"rows": "units", "adjacency": "add_remove"}
-    found = [*worst_cases.vote_cases(VotingGame, mechanism="gumbel", **given)]
-    found += worst_cases.free_form_cases(aggregation="keywords", **given)
+    found = [*suite.vote_cases(VotingGame, mechanism="gumbel", **given)]
+    found += suite.free_form_cases(aggregation="keywords", **given)
     (game,) = (game for game in found if kind in game.name)
     result = control(game)
     assert (result.verdict, result.runs, result.confidence) == ("skipped", 0, 1.0)
 
 
 def test_the_power_of_a_game_on_a_secret_sample_is_named_and_is_not_for_half_of_the_noise() -> None:
-    game = [*worst_cases.vote_cases(VotingGame, mechanism="gumbel", rows="units", adjacency="add_remove")][1]
+    game = [*suite.vote_cases(VotingGame, mechanism="gumbel", rows="units", adjacency="add_remove")][1]
     event = game.event(game.sides()[0])
     assert power_of(game, event) >= 0.99
     assert game.law(2.0)[0] > 0.9  # everybody
@@ -272,10 +269,9 @@ def test_what_is_undecided_fails_unless_it_may_be(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("bug", ["drawn twice", "wrong rate", "noise", "sum"])
 def test_a_planted_part_of_a_users_plan_is_caught_by_the_whole(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from langchain_dpicl.privacy.mechanisms import noise as mechanisms
-    from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-    from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
-    from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+    from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
+    from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity, VoteSum
+    from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots
 
     quick(monkeypatch)
     real = PoissonSlots.draw
@@ -306,7 +302,7 @@ def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
     slots: int, shots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Units that never share a slot as often as by chance; missed with a chance of 2e-9."""
-    from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, assign
+    from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, assign
 
     release = dataclasses.replace(PLANS["voting"].release, sampler=PoissonSlots(0.02, slots, shots))
     assert component_checks.check_unit_places(release).verdict == "sound"
@@ -320,7 +316,7 @@ def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
 
 
 def test_the_samples_of_every_label_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
+    from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots
 
     quick(monkeypatch)
     wrong = PLANS["generation"].branches[1][1].sampler
@@ -350,7 +346,7 @@ def test_what_is_not_played_is_skipped_and_says_why(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("multiplier", [0.4, 2.0**25])
 def test_noise_beyond_what_sums_can_show_is_undecided_and_half_of_it_has_a_power(multiplier: float) -> None:
-    from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+    from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
 
     found = component_checks.check_noise_scale(
         dataclasses.replace(PLANS["voting"].release, mechanism=GumbelMechanism(multiplier))

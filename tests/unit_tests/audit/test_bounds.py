@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from langchain_dpicl.audit import bounds, closed_forms
+from langchain_dpicl.audit import game
+from langchain_dpicl.audit.component_games import right_guesses, right_without_noise
 from langchain_dpicl.audit.game import prove_bounds
-from langchain_dpicl.audit.generation_games import right_guesses, right_without_noise
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import (
@@ -43,17 +43,17 @@ def kind(event: object) -> str:
 @pytest.mark.parametrize(("hits", "runs"), [(0, 10), (1, 10), (7, 10), (10, 10), (431, 1000)])
 def test_bounds_of_a_chance_are_those_of_clopper_and_pearson(hits: int, runs: int) -> None:
     interval = stats.binomtest(hits, runs).proportion_ci(confidence_level=1 - 2e-6, method="exact")
-    assert bounds.clopper_pearson_lower(hits, runs, 1e-6) == pytest.approx(interval.low, rel=1e-9)
-    assert bounds.clopper_pearson_upper(hits, runs, 1e-6) == pytest.approx(interval.high, rel=1e-9)
+    assert game.clopper_pearson_lower(hits, runs, 1e-6) == pytest.approx(interval.low, rel=1e-9)
+    assert game.clopper_pearson_upper(hits, runs, 1e-6) == pytest.approx(interval.high, rel=1e-9)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=kind)
 def test_what_an_event_allows_is_where_the_loss_is_what_it_claims(event: object) -> None:
     for without in (1e-6, 0.01, 0.3, 0.5, 0.9):
-        most = float(bounds.max_chances(event, np.array(without)))
+        most = float(game.max_chances(event, np.array(without)))
         assert without < most < 1.0
-        assert bounds.min_parameter(event, most, without) == pytest.approx(bounds.claimed_loss(event), rel=1e-6)
-        assert bounds.min_parameter(event, most - 1e-4, without) < bounds.claimed_loss(event)
+        assert game.min_parameter(event, most, without) == pytest.approx(game.claimed_loss(event), rel=1e-6)
+        assert game.min_parameter(event, most - 1e-4, without) < game.claimed_loss(event)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=kind)
@@ -61,13 +61,13 @@ def test_the_power_is_the_sum_over_all_pairs_of_counts(event: object) -> None:
     runs, alarm, chances = 30, 0.01, (0.97, 0.06)
     pmf = [stats.binom.pmf(np.arange(runs + 1), runs, chance) for chance in chances]
     expected = 0.0
-    least = [bounds.clopper_pearson_lower(hits, runs, alarm) for hits in range(runs + 1)]
-    most = [bounds.clopper_pearson_upper(hits, runs, alarm) for hits in range(runs + 1)]
+    least = [game.clopper_pearson_lower(hits, runs, alarm) for hits in range(runs + 1)]
+    most = [game.clopper_pearson_upper(hits, runs, alarm) for hits in range(runs + 1)]
     for one, other in itertools.product(range(runs + 1), repeat=2):
-        lost = bounds.min_parameter(event, least[one], most[other])
-        if lost > bounds.claimed_loss(event):
+        lost = game.min_parameter(event, least[one], most[other])
+        if lost > game.claimed_loss(event):
             expected += pmf[0][one] * pmf[1][other]
-    assert bounds.refutation_power(event, chances, runs=runs, alarm=alarm) == pytest.approx(expected, rel=1e-9)
+    assert game.refutation_power(event, chances, runs=runs, alarm=alarm) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -77,34 +77,34 @@ def test_sizes_are_those_of_the_table_of_optimal_gaussian_tests(mu: float, facto
     """Power .99 at a false alarm of 1e-6, to 4 % of the runs; a tenth fewer do not reach it, and sound claims do not either."""
     half = mu * factor / 2
     chances = (float(special.ndtr(half)), float(special.ndtr(-half)))
-    assert bounds.refutation_power(GaussianEvent(1 / mu), chances, runs=math.ceil(1.04 * runs)) >= 0.99
-    assert bounds.refutation_power(GaussianEvent(1 / mu), chances, runs=round(0.9 * runs)) < 0.99
-    assert bounds.refutation_power(GaussianEvent(1 / (mu * factor)), chances, runs=2 * runs) <= 1e-6
+    assert game.refutation_power(GaussianEvent(1 / mu), chances, runs=math.ceil(1.04 * runs)) >= 0.99
+    assert game.refutation_power(GaussianEvent(1 / mu), chances, runs=round(0.9 * runs)) < 0.99
+    assert game.refutation_power(GaussianEvent(1 / (mu * factor)), chances, runs=2 * runs) <= 1e-6
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.7])
 def test_the_epsilon_of_a_mu_is_what_the_accountant_says(mu: float) -> None:
     upper = epsilon_upper_bound(GaussianEvent(1 / mu), delta=1e-6, adjacency="add_remove")
-    assert bounds.gaussian_epsilon(mu, 1e-6) == pytest.approx(upper, rel=2e-3)
-    assert bounds.gaussian_epsilon(mu, 1e-6) <= upper
+    assert game.gaussian_epsilon(mu, 1e-6) == pytest.approx(upper, rel=2e-3)
+    assert game.gaussian_epsilon(mu, 1e-6) <= upper
 
 
 def test_an_epsilon_that_is_seen_is_below_the_true_one() -> None:
     """Randomised response attains its epsilon; of a Gaussian the best test is given as its mu."""
     yes = float(special.expit(1.5))
-    assert bounds.epsilon_lower_bound(PureEvent(1.5), yes, 1 - yes, 1e-9) == pytest.approx(1.5, abs=1e-6)
+    assert game.epsilon_lower_bound(PureEvent(1.5), yes, 1 - yes, 1e-9) == pytest.approx(1.5, abs=1e-6)
     chances = float(special.ndtr(1.0)), float(special.ndtr(-1.0))
-    assert bounds.epsilon_lower_bound(GaussianEvent(0.5), *chances, 1e-6) == pytest.approx(
-        bounds.gaussian_epsilon(2.0, 1e-6), rel=1e-9
+    assert game.epsilon_lower_bound(GaussianEvent(0.5), *chances, 1e-6) == pytest.approx(
+        game.gaussian_epsilon(2.0, 1e-6), rel=1e-9
     )
-    assert bounds.epsilon_lower_bound(PureEvent(1.0), 0.3, 0.5, 1e-6) == 0.0
+    assert game.epsilon_lower_bound(PureEvent(1.0), 0.3, 0.5, 1e-6) == 0.0
 
 
 def test_a_step_on_everybody_is_a_gaussian_and_several_releases_are_refused() -> None:
-    assert bounds.claimed_loss(SampledBallEvent(0.5, 1.0)) == 2.0
-    assert bounds.unit_of(BoundedRangeEvent(1.0)) == "range"
+    assert game.claimed_loss(SampledBallEvent(0.5, 1.0)) == 2.0
+    assert game.unit_of(BoundedRangeEvent(1.0)) == "range"
     with pytest.raises(UnknownEventError):
-        bounds.claimed_loss(RepeatedEvent(GaussianEvent(1.0), 2))
+        game.claimed_loss(RepeatedEvent(GaussianEvent(1.0), 2))
 
 
 def test_an_epsilon_is_proved_by_the_chances_of_an_outcome_among_all_trials_and_a_range_by_its_odds() -> None:
@@ -124,20 +124,18 @@ SUMS = (3.0, 2.0, 2.0, 0.0)
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 def test_chances_to_win_are_those_of_the_definitions(scale: float) -> None:
     for place in range(4):
-        assert closed_forms.gumbel_wins(SUMS, place, scale) == pytest.approx(softmax(SUMS, scale)[place], rel=1e-9)
-        found = closed_forms.exponential_wins(SUMS, place, scale)
+        assert game.gumbel_wins(SUMS, place, scale) == pytest.approx(softmax(SUMS, scale)[place], rel=1e-9)
+        found = game.exponential_wins(SUMS, place, scale)
         assert found == pytest.approx(permute_and_flip(SUMS, scale)[place], rel=1e-9, abs=1e-15)
-    assert sum(closed_forms.gaussian_wins(SUMS, place, scale) for place in range(4)) == pytest.approx(1.0, abs=1e-9)
-    assert closed_forms.gaussian_wins((1.0, 0.0), 0, scale) == pytest.approx(
-        stats.norm.cdf(1 / (scale * ROOT)), rel=1e-12
-    )
+    assert sum(game.gaussian_wins(SUMS, place, scale) for place in range(4)) == pytest.approx(1.0, abs=1e-9)
+    assert game.gaussian_wins((1.0, 0.0), 0, scale) == pytest.approx(stats.norm.cdf(1 / (scale * ROOT)), rel=1e-12)
 
 
 def test_a_factor_makes_the_noise_smaller() -> None:
-    law = closed_forms.index_law("gumbel", ((1.0, 0.0), (0.0, 1.0)), scale=1.0)
+    law = game.index_law("gumbel", ((1.0, 0.0), (0.0, 1.0)), scale=1.0)
     assert law(2.0) == pytest.approx((special.expit(2.0), special.expit(-2.0)))
-    assert closed_forms.odds_law((1.0, -1.0))(2.0) == pytest.approx(law(2.0))
-    assert closed_forms.vector_law((1.0, 0.0), scale=0.5, threshold=0.5)(2.0) == pytest.approx(
+    assert game.odds_law((1.0, -1.0))(2.0) == pytest.approx(law(2.0))
+    assert game.vector_law((1.0, 0.0), scale=0.5, threshold=0.5)(2.0) == pytest.approx(
         (special.ndtr(2.0), special.ndtr(-2.0))
     )
 
@@ -148,14 +146,14 @@ def test_a_factor_makes_the_noise_smaller() -> None:
 def test_right_guesses_prove_what_randomised_response_needs_for_them() -> None:
     """Without delta: 400 right of 400 leave an epsilon whose coin falls right 400 times with chance 1e-6."""
     coin = 1e-6 ** (1 / 400)
-    assert bounds.lower_bound(400, 400, delta=0.0, canaries=400) == pytest.approx(np.log(coin / (1 - coin)), rel=1e-9)
-    assert bounds.lower_bound(200, 400, delta=0.0, canaries=400) == 0.0
-    with_delta = bounds.lower_bound(390, 400, delta=1e-4, canaries=400)
-    assert with_delta < bounds.lower_bound(390, 400, delta=0.0, canaries=400)
-    assert bounds.lower_bound(400, 400, delta=0.0, canaries=400, alarm=0.9999) < 50
+    assert game.lower_bound(400, 400, delta=0.0, canaries=400) == pytest.approx(np.log(coin / (1 - coin)), rel=1e-9)
+    assert game.lower_bound(200, 400, delta=0.0, canaries=400) == 0.0
+    with_delta = game.lower_bound(390, 400, delta=1e-4, canaries=400)
+    assert with_delta < game.lower_bound(390, 400, delta=0.0, canaries=400)
+    assert game.lower_bound(400, 400, delta=0.0, canaries=400, alarm=0.9999) < 50
 
 
-def pure_least(epsilon: float) -> bounds.Least:
+def pure_least(epsilon: float) -> game.Least:
     """Returns the curve of pure epsilon-DP, which randomised response attains."""
     return lambda x: max(math.exp(-epsilon) * x, 1.0 - math.exp(epsilon) * (1.0 - x))
 
@@ -167,9 +165,9 @@ def test_a_curve_refuses_no_more_guesses_than_its_worst_mechanism_can_have(epsil
         for alarm in (1e-6, 1e-3, 0.3):
             tails = stats.binom.sf(np.arange(guesses + 1) - 1, guesses, special.expit(epsilon))
             for right in range(guesses // 2, guesses + 1):
-                if not bounds.is_possible(pure_least(epsilon), right, guesses, canaries=guesses, alarm=alarm):
+                if not game.is_possible(pure_least(epsilon), right, guesses, canaries=guesses, alarm=alarm):
                     assert tails[right] <= alarm, (guesses, alarm, right)
-    assert not bounds.is_possible(pure_least(0.5), 200, 200, canaries=200)
+    assert not game.is_possible(pure_least(0.5), 200, 200, canaries=200)
 
 
 def test_a_mu_that_is_proved_is_below_the_true_one_and_near_enough_to_tell() -> None:
@@ -180,14 +178,14 @@ def test_a_mu_that_is_proved_is_below_the_true_one_and_near_enough_to_tell() -> 
         order = np.argsort(rng.normal(size=400) + present)
         right = int(present[order[-100:]].sum() + (~present[order[:100]]).sum())
         found.append(right)
-    assert bounds.lower_mu(max(found), 200, canaries=400, alarm=0.01) <= 1.0
-    assert bounds.lower_mu(int(np.median(found)), 200, canaries=400) > 0.1
+    assert game.lower_mu(max(found), 200, canaries=400, alarm=0.01) <= 1.0
+    assert game.lower_mu(int(np.median(found)), 200, canaries=400) > 0.1
 
 
 def test_guesses_that_prove_nothing_at_a_usual_delta_prove_something_at_a_tiny_one() -> None:
-    assert bounds.lower_bound(200, 200, delta=1e-6, canaries=400) == 0.0
-    assert bounds.lower_bound(200, 200, delta=bounds.TINY_DELTA, canaries=400) > 2.0
-    assert bounds.lower_mu(200, 200, canaries=400) > 0.7
+    assert game.lower_bound(200, 200, delta=1e-6, canaries=400) == 0.0
+    assert game.lower_bound(200, 200, delta=game.TINY_DELTA, canaries=400) > 2.0
+    assert game.lower_mu(200, 200, canaries=400) > 0.7
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

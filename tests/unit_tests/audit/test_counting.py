@@ -16,9 +16,8 @@ from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.discovery import plan_discovery
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, PureEvent
-from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.extensions.redeclared import normalized
-from langchain_dpicl.privacy.extensions.unit_values import UnitValues
+from langchain_dpicl.privacy.extensions.value_counts import CountPlan, DiscreteLaplaceMechanism, UnitValues
 
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 PLANS = {

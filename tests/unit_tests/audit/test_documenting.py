@@ -12,16 +12,17 @@ import pytest
 from langchain_dpicl.audit import Subject, count_games, suite
 from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
-from langchain_dpicl.documents.plan import plan_documents
+from langchain_dpicl.documents import plan_documents
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.extensions import redeclared as resplit
-from langchain_dpicl.privacy.extensions.count_histograms import (
+from langchain_dpicl.privacy.extensions.value_counts import (
     CountPlan,
     DiscreteLaplaceMechanism,
     GaussianCountMechanism,
+    TopicSplit,
+    UnitKeywords,
 )
-from langchain_dpicl.privacy.extensions.unit_values import TopicSplit, UnitKeywords
+from langchain_dpicl.privacy.private_examples import Pool
 
 VOCABULARY = ("card", "transfer", "fee", "boat", "film", "app")
 
@@ -189,7 +190,7 @@ def exact_topics(patch: pytest.MonkeyPatch) -> None:
         return tuple(reversed([pair for pair in most if seen.get(pair[0], 0) >= made.least_units]))
 
     patch.setattr(CountPlan, "release", release)
-    patch.setattr("langchain_dpicl.documents.synthesizer.choose_topics", chosen)
+    patch.setattr("langchain_dpicl.documents.choose_topics", chosen)
 
 
 def keywords(made: Any) -> Any:

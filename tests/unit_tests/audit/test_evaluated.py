@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.audit import Subject, evaluation_games, suite
+from langchain_dpicl.audit import Subject, count_games, suite
 from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.evaluation import Exact, chains, evaluators
-from langchain_dpicl.evaluation.asking import Question
+from langchain_dpicl.evaluation.chains import Question
 from langchain_dpicl.evaluation.plan import plan_choice, plan_evaluation
-from langchain_dpicl.privacy.extensions import part_split
-from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceMechanism
+from langchain_dpicl.privacy.extensions import outcome_counts
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
+from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.release import count_release
 
@@ -43,12 +43,12 @@ def test_a_plan_is_rebuilt_at_its_price_and_its_game_would_see_half_of_the_noise
     assert suite.check_price(subject).verdict == "sound"
     assert suite.check_price(Subject.of({**told, "epsilon": 0.9})).verdict == "violated"
     names = [check.name for check in _checks(subject, controls=False)]
-    assert {evaluation_games.ROWS, evaluation_games.PARTS, "sampler: rate"} < set(names)
+    assert {count_games.ROWS, count_games.PARTS, "sampler: rate"} < set(names)
     (game,) = games_of(subject)
     assert power_of(game, game.event(game.sides()[0])) >= 0.99
 
 
-@pytest.mark.parametrize("make", [evaluation_games.evaluation_of, evaluation_games.choice_of])
+@pytest.mark.parametrize("make", [count_games.evaluation_of, count_games.choice_of])
 def test_a_run_is_audited_by_its_ledger_too(make: Callable[..., Any]) -> None:
     made = make(("mine",))
     made.run(progress=False)
@@ -89,7 +89,7 @@ def an_outcome_seen_by_others(patch: pytest.MonkeyPatch) -> None:
         seen.append(real(*given))
         return 0 if len(seen) % 2 else seen[-1]
 
-    patch.setattr("langchain_dpicl.evaluation.asking.cell_of", cell_of)
+    patch.setattr("langchain_dpicl.evaluation.chains.cell_of", cell_of)
 
 
 def two_cells(patch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def halves_by_place(patch: pytest.MonkeyPatch) -> None:
     def split(self: Any, whole: Any) -> Any:
         return {part: list(range(start, whole.num_units, 2)) for start, part in enumerate(("choose", "test"))}
 
-    patch.setattr(part_split._HashedPools, "_split", split)
+    patch.setattr(outcome_counts._HashedPools, "_split", split)
 
 
 def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -161,24 +161,24 @@ def no_noise_for_few(patch: pytest.MonkeyPatch) -> None:
 
 
 PARTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], Any]]] = {
-    "a row per record": (a_row_per_record, evaluation_games.check_rows),
-    "one failure for all": (one_failure_for_all, evaluation_games.check_rows),
-    "an outcome seen by others": (an_outcome_seen_by_others, evaluation_games.check_rows),
-    "two cells": (two_cells, lambda: evaluation_games.check_contribution(EVALUATION.release)),
-    "a unit asked twice": (a_unit_asked_twice, evaluation_games.check_rows),
+    "a row per record": (a_row_per_record, count_games.check_rows),
+    "one failure for all": (one_failure_for_all, count_games.check_rows),
+    "an outcome seen by others": (an_outcome_seen_by_others, count_games.check_rows),
+    "two cells": (two_cells, lambda: count_games.check_outcome_contribution(EVALUATION.release)),
+    "a unit asked twice": (a_unit_asked_twice, count_games.check_rows),
     "both tables at full epsilon": (
         both_tables_at_full_epsilon,
-        lambda: evaluation_games.check_contribution(EVALUATION.release),
+        lambda: count_games.check_outcome_contribution(EVALUATION.release),
     ),
     "a small table without noise": (
         a_small_table_without_noise,
-        lambda: evaluation_games.check_tables(EVALUATION.release),
+        lambda: count_games.check_tables(EVALUATION.release),
     ),
     "one noise for both tables": (
         one_noise_for_both_tables,
-        lambda: evaluation_games.check_tables(EVALUATION.release),
+        lambda: count_games.check_tables(EVALUATION.release),
     ),
-    "halves by place": (halves_by_place, evaluation_games.check_parts),
+    "halves by place": (halves_by_place, count_games.check_parts),
     "no noise for few": (no_noise_for_few, lambda: suite.count_games.check_noise(EVALUATION.release)),
 }
 

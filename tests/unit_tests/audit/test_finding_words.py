@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.audit import Subject, suite, word_games
+from langchain_dpicl.audit import Subject, count_games, suite
 from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
+from langchain_dpicl.discovery import plan_words
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
 from langchain_dpicl.privacy.extensions import word_release
 from langchain_dpicl.privacy.extensions.word_release import (
@@ -22,8 +23,7 @@ from langchain_dpicl.privacy.extensions.word_release import (
     UnitWords,
     WordRelease,
 )
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
-from langchain_dpicl.words import plan_words
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
 
 PLAN = plan_words(epsilon=1.0, delta=1e-6, max_values=6, pairs=True)
 REPLACED = plan_words(epsilon=1.0, delta=1e-6, max_values=6, adjacency="replace_one")
@@ -43,7 +43,7 @@ def test_a_plan_of_words_is_rebuilt_at_its_price_and_every_check_has_a_name() ->
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
-    (game,) = word_games.word_games(adjacency=adjacency)
+    (game,) = count_games.word_games(adjacency=adjacency)
     event = game.event(game.sides()[0])
     assert event == GaussianEvent(0.5)
     missed = 1.0 - (power_of(game, event) or 0.0)
@@ -51,7 +51,7 @@ def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
 
 
 def test_a_component_of_words_is_audited_by_its_ledger_too() -> None:
-    made = word_games.finder_of(("mine",))
+    made = count_games.word_finder_of(("mine",))
     subject = Subject.of(made)
     checks = [suite.check_price, suite.check_tickets, suite.check_report]
     assert [check(subject).verdict for check in checks] == ["sound"] * 3
@@ -61,9 +61,13 @@ def test_a_component_of_words_is_audited_by_its_ledger_too() -> None:
 
 @pytest.mark.parametrize("release", [PLAN.release, PLAN.pairs, REPLACED.release], ids=["words", "pairs", "replaced"])
 def test_sound_parts_are_sound(release: WordRelease) -> None:
-    for check in (word_games.check_contribution, word_games.check_threshold, word_games.check_single_unit):
+    for check in (
+        count_games.check_word_contribution,
+        count_games.check_word_threshold,
+        count_games.check_unit_with_a_word,
+    ):
         assert check(release).verdict == "sound"
-    found = word_games.check_noise(release)
+    found = count_games.check_word_noise(release)
     assert (found.verdict, found.power > 0.999) == ("sound", True)
 
 
@@ -137,7 +141,7 @@ def _with_threshold(patch: pytest.MonkeyPatch, factor: float) -> None:
 
     patch.setattr(ThresholdedGaussianMechanism, "release", release)
     # What a plan cannot release is refused when it is stored; the bug here is in the release itself.
-    patch.setattr("langchain_dpicl.released.words.word_problems", lambda groups, plan: ())
+    patch.setattr("langchain_dpicl.released.counts.word_problems", lambda groups, plan: ())
 
 
 def counts_under_the_threshold(patch: pytest.MonkeyPatch) -> None:
@@ -160,17 +164,17 @@ def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 PARTS: dict[str, tuple[Plant, Callable[[WordRelease], Any]]] = {
-    "weights of one": (weights_of_one, word_games.check_contribution),
-    "weights too flat": (weights_too_flat, word_games.check_contribution),
-    "weights rounded up": (weights_rounded_up, word_games.check_contribution),
-    "cap forgotten": (cap_forgotten, word_games.check_contribution),
-    "words by what others hold": (words_by_what_others_hold, word_games.check_contribution),
-    "failure forgotten": (failure_forgotten, word_games.check_threshold),
-    "threshold of one word": (threshold_of_one_word, word_games.check_threshold),
-    "threshold of one word, played": (threshold_of_one_word, word_games.check_single_unit),
-    "threshold too low": (threshold_too_low, word_games.check_single_unit),
-    "counts under the threshold": (counts_under_the_threshold, word_games.check_single_unit),
-    "half of the noise": (half_of_the_noise, word_games.check_noise),
+    "weights of one": (weights_of_one, count_games.check_word_contribution),
+    "weights too flat": (weights_too_flat, count_games.check_word_contribution),
+    "weights rounded up": (weights_rounded_up, count_games.check_word_contribution),
+    "cap forgotten": (cap_forgotten, count_games.check_word_contribution),
+    "words by what others hold": (words_by_what_others_hold, count_games.check_word_contribution),
+    "failure forgotten": (failure_forgotten, count_games.check_word_threshold),
+    "threshold of one word": (threshold_of_one_word, count_games.check_word_threshold),
+    "threshold of one word, played": (threshold_of_one_word, count_games.check_unit_with_a_word),
+    "threshold too low": (threshold_too_low, count_games.check_unit_with_a_word),
+    "counts under the threshold": (counts_under_the_threshold, count_games.check_unit_with_a_word),
+    "half of the noise": (half_of_the_noise, count_games.check_word_noise),
 }
 
 
@@ -187,9 +191,9 @@ def test_the_game_against_the_component_refutes_half_of_the_noise(
     adjacency: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The game misses half of the noise with a chance below 1e-6: see the test of its power."""
-    (game,) = word_games.word_games(adjacency=adjacency)
+    (game,) = count_games.word_games(adjacency=adjacency)
     assert play(dataclasses.replace(game, runs=100)).verdict != "violated"
     half_of_the_noise(monkeypatch)
     # Its grid is finer, which the released words alone refuse; the game has to find the noise itself.
-    monkeypatch.setattr("langchain_dpicl.reports.verify_released.grid_step", lambda scale: scale * 0.0 + 2.0**-40)
+    monkeypatch.setattr("langchain_dpicl.reports.verify.grid_step", lambda scale: scale * 0.0 + 2.0**-40)
     assert play(game, looks=6).verdict == "violated"

@@ -6,11 +6,11 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import Budget, Decoding, DemonstrationSynthesizer, Noise, PrivateExamples, ValueDiscovery
-from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
+from langchain_dpicl.audit.game import ALARM, clopper_pearson_lower
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting import epsilon as accounting
-from langchain_dpicl.privacy.accounting.normal_form import unit_terms
+from langchain_dpicl.privacy.accounting.epsilon import unit_terms
 from langchain_dpicl.privacy.ledger.tickets import ShareTerms
 from tests import audit_plants as plant
 

@@ -40,10 +40,10 @@ from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.runs.journal import RunJournal
-from langchain_dpicl.tasks.templates import FewShotTemplate
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
+from langchain_dpicl.runs.release_run import RunJournal
+from langchain_dpicl.tasks import FewShotTemplate
 from tests.canary import OURS
 from tests.contracts.front_room import (
     CANARY,

@@ -16,8 +16,16 @@ from scipy import stats
 
 import langchain_dpicl
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.audit.membership import NOTICE, AskTarget, MembershipResult, Record, Target, membership_attack
-from langchain_dpicl.audit.membership_scores import Claim, RocCurve
+from langchain_dpicl.audit.membership import (
+    NOTICE,
+    AskTarget,
+    Claim,
+    MembershipResult,
+    Record,
+    RocCurve,
+    Target,
+    membership_attack,
+)
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivateAccessError, RecordError
 from tests.doubles import RepeatableCoins
 

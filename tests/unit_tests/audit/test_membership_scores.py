@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from langchain_dpicl.audit.membership_scores import Claim, RocCurve, rate_grid, roc_band
+from langchain_dpicl.audit.membership import Claim, RocCurve, rate_grid, roc_band
 from langchain_dpicl.exceptions import ConfigurationError
 from tests.doubles import RepeatableCoins
 

@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, EmbeddedLLM, PrivateExamples, Rows
 from langchain_dpicl.audit.membership import (
+    Claim,
     Target,
     answer_target,
     few_shot_without_privacy,
@@ -22,7 +23,6 @@ from langchain_dpicl.audit.membership import (
     prompt_target,
     score_target,
 )
-from langchain_dpicl.audit.membership_scores import Claim
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.results import Receipt, VotingResult

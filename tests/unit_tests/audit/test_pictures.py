@@ -12,8 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from langchain_dpicl.audit.game import AuditResult
-from langchain_dpicl.audit.membership import NOTICE, MembershipResult
-from langchain_dpicl.audit.membership_scores import Claim
+from langchain_dpicl.audit.membership import NOTICE, Claim, MembershipResult
 from langchain_dpicl.audit.plots import plot_claimed_audited, plot_probabilities, plot_roc, plot_utility
 from langchain_dpicl.exceptions import ConfigurationError
 

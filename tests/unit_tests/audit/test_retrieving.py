@@ -11,12 +11,11 @@ import json
 import pytest
 
 from langchain_dpicl.audit import games_of, play
-from langchain_dpicl.audit.bounds import POWER
-from langchain_dpicl.audit.game import power_of
-from langchain_dpicl.audit.query_games import check_nothing_else_shown, retrieval_cases, retriever_of
+from langchain_dpicl.audit.component_games import check_nothing_else_shown, retrieval_cases, retriever_of
+from langchain_dpicl.audit.game import POWER, power_of
 from langchain_dpicl.audit.targets import Subject
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.retrieval import plan_retrieval
 from langchain_dpicl.runs.query_runnable import QueryRunnable
 
 

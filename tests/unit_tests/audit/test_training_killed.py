@@ -15,7 +15,7 @@ import pytest
 from langchain_dpicl import Budget, SoftPrompt
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunJournal
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.stores import SQLiteStore
 from tests.faults.children import Child, Teller

@@ -19,10 +19,10 @@ from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
 from langchain_dpicl.options import Noise, Training
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.release.sample import NOT_COMPUTED
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
+from langchain_dpicl.release.curator import NOT_COMPUTED
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.soft_prompts.options import ExampleFields
+from langchain_dpicl.soft_prompts.plan import ExampleFields
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.contracts.neighbours import (
     HOSTILE,

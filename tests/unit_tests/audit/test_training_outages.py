@@ -15,7 +15,7 @@ from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRe
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel
-from langchain_dpicl.soft_prompts.engines import engine_of
+from langchain_dpicl.soft_prompts.plan import engine_of
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.contracts.front_room import CANARY
 from tests.gradient_doubles import LogisticEngine, examples, prepared, short_of_steps, texts, training

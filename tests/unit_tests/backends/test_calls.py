@@ -20,8 +20,7 @@ from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, Crew
+from langchain_dpicl.backends.private_calls.call import CallPool, Crew, OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
 from langchain_dpicl.exceptions import ModelCallError

@@ -12,8 +12,8 @@ import pytest
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import next_token
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import SPELLINGS, spelling_of
 from langchain_dpicl.backends.private_calls.public_calls import advice
-from langchain_dpicl.backends.private_calls.spelling import SPELLINGS, spelling_of
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, UnsilencableModelError
 from tests.scripted_models import ScriptedChat

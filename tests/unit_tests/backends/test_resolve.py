@@ -24,9 +24,9 @@ from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_e
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
+from langchain_dpicl.serving import ChatEmbedded, EmbeddedLLM
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, fixed, spread
 from tests.unit_tests.backends.langchain.test_texts import TextChat, TextLLM, saying
 

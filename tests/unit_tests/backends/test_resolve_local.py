@@ -26,7 +26,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends import resolve
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
-from langchain_dpicl.backends.hf.sessions import LocalSession
+from langchain_dpicl.backends.hf.engine import LocalSession
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -37,7 +37,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LogitNoise
-from langchain_dpicl.serving.models import ChatLocal, LocalLLM
+from langchain_dpicl.serving import ChatLocal, LocalLLM
 from tests import tiny_hf
 from tests.canary import RECORD, Recorder, leaks, observe
 

@@ -18,7 +18,7 @@ from langchain_dpicl.baselines import (
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
 from langchain_dpicl.options import Decoding, FewShotTask, GenerationTask, LabelAnswers, Rows
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.doubles import WORDS
 
 RECORDS = [{"text": "my card was declined", "topic": "card"}] * 40 + [

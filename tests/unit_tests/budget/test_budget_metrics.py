@@ -9,7 +9,7 @@ import pytest
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import CHARGED, REFUSED, RELEASE
+from langchain_dpicl.budget.handler import CHARGED, REFUSED, RELEASE
 from langchain_dpicl.budget.metrics import INSTRUMENTS, DPICLMetrics
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError
 from tests.ledger_files import spend

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler
-from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.budget import Budget, BudgetUse, Waits
 from langchain_dpicl.budget.metrics import prometheus_text
-from langchain_dpicl.budget.use import BudgetUse, Waits
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.shares import Share

@@ -25,10 +25,10 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.ledgers import use_simple_prices
 
 

@@ -37,12 +37,10 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, PoissonUnits, ReleasePlan
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import open_sample
 from tests.tiny_vote import LABELS, tiny_engine
 

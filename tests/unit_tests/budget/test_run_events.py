@@ -31,17 +31,18 @@ from langsmith import Client, run_trees
 from langsmith.run_helpers import tracing_context
 from langsmith.utils import get_env_var
 
-from langchain_dpicl.budget import events as run_events
-from langchain_dpicl.budget.events import (
+from langchain_dpicl.budget import handler as run_events
+from langchain_dpicl.budget.handler import (
     CHARGED,
     REFUSED,
+    PrivacyBudgetCallbackHandler,
     RunEvents,
     arecord_event,
     await_refusals,
+    get_privacy_budget_callback,
     record_event,
     tells_refusals,
 )
-from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,

@@ -22,7 +22,7 @@ from langchain_dpicl import Budget, Decoding, PrivateExamples
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
-from langchain_dpicl.cli.config import settings_of
+from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import json_line

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.cli.config import read_toml, settings_of
-from langchain_dpicl.cli.inputs import private_examples, read_records
+from langchain_dpicl.cli.inputs import private_examples, read_records, read_toml, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 

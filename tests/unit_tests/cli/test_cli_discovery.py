@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl import ReleasedCounts, verify_report
-from langchain_dpicl.cli.discover import _counts_text
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.vote import _counts_text
 from langchain_dpicl.released import ReleasedWords
 from tests.other_shells import OtherShells
 

@@ -98,7 +98,7 @@ def test_ctrl_c_saves_and_a_file_that_cannot_be_written_is_printed(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("langchain_dpicl.documents.synthesizer.choose_topics", stopped)
+    monkeypatch.setattr("langchain_dpicl.documents.choose_topics", stopped)
     assert documents(notes, "--vocabulary", str(words), "--out", str(out)) == 130
     assert not SyntheticDocuments.load(out).topics
     monkeypatch.undo()

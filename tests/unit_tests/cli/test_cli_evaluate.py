@@ -11,7 +11,7 @@ import pytest
 
 from langchain_dpicl import verify_report
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.privacy.extensions.part_split import part_of
+from langchain_dpicl.privacy.extensions.outcome_counts import part_of
 
 CANARY = "canary-7f3a"
 TERMS = ("--epsilon", "2", "--delta", "1e-5", "--public-size", "400", "--label-key", "queue")

@@ -17,7 +17,7 @@ from langchain_dpicl.options import FewShotTask
 from langchain_dpicl.pate.plan import compare_teachers, plan_labelling, propose_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_deviation
 from langchain_dpicl.planning.row_law import RowGuess
-from langchain_dpicl.privacy.extensions.method_tickets import TEACHERS
+from langchain_dpicl.privacy.extensions.registry import TEACHERS
 
 ROWS = ("--set", "rows.units=30", "--no-compare")
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}

@@ -11,7 +11,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.cli import ledger_bench
+from langchain_dpicl.cli import ledger
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -129,7 +129,7 @@ def test_bench_measures_beside_a_place_and_leaves_nothing(beside: str, dpicl: Sh
     place = file if beside == "file" else file.parent
     assert dpicl("bench", place, "--seconds", 0.1, "--processes", 1, 2) == 0
     lines = dpicl.out.splitlines()
-    assert lines[-5] == f"held {ledger_bench.HEADING}"
+    assert lines[-5] == f"held {ledger.HEADING}"
     assert [line.split()[:2] for line in lines[-4:]] == [["1", "1"], ["1", "2"], ["64", "1"], ["64", "2"]]
     assert re.search(r"4 KiB on the disk: p50 \S+, p99 \S+ ms: [\d,]+ a second\n", dpicl.out)
     assert sorted(path.name for path in file.parent.iterdir()) == names
@@ -143,7 +143,7 @@ def test_bench_says_each_row_as_it_comes(tmp_path: Path) -> None:
         seen.append(text)
         assert list(tmp_path.glob(".dpicl-bench-*"))  # while it runs
 
-    ledger_bench.bench(tmp_path, processes=[1], seconds=0.1, say=say)
+    ledger.bench(tmp_path, processes=[1], seconds=0.1, say=say)
     assert len(seen) == 5
     assert list(tmp_path.iterdir()) == []
 
@@ -159,10 +159,10 @@ def test_bench_prints_json_alone(dpicl: Shell, tmp_path: Path) -> None:
 def test_bench_ends_with_one_where_a_process_was_refused(
     dpicl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_bench, "TICKETS", 3)
+    monkeypatch.setattr(ledger, "TICKETS", 3)
     assert dpicl("bench", tmp_path, "--seconds", 0.2, "--processes", 1) == 1
     assert "PrivacyBudgetExceededError: " in dpicl.out
-    monkeypatch.setattr(ledger_bench, "new_ledger", lambda _: None)
+    monkeypatch.setattr(ledger, "new_ledger", lambda _: None)
     assert dpicl("bench", tmp_path, "--seconds", 0.2, "--processes", 1, "--json") == 1
     for row in json.loads(dpicl.out)["rows"]:
         assert (row["pairs"], row["p99"]) == (0.0, None)

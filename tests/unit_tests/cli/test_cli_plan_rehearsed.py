@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.cli.config import settings_of
+from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.rehearsal import Rehearsal, propose_rows

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.backends import PrivateProcess
-from langchain_dpicl.cli.config import Model
-from langchain_dpicl.cli.inputs import load_model
+from langchain_dpicl.cli.inputs import Model, load_model
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from tests.unit_tests.cli.test_cli import generate, json_lines
 

@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.canary import RECORD
 from tests.crews import Crew
 
@@ -28,14 +28,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         seen[:] = seen or [PrivateExamples(*given, **declared)]
         return seen[0]
 
-    monkeypatch.setattr("langchain_dpicl.privacy.data.private_examples.PrivateExamples", once)
+    monkeypatch.setattr("langchain_dpicl.privacy.private_examples.PrivateExamples", once)
     return tmp_path
 
 
 @pytest.fixture
 def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
     """What stands in for Ray, and every crew that was asked for."""
-    from langchain_dpicl.distributed.executor import WorkerFactory
+    from langchain_dpicl.distributed import WorkerFactory
 
     made: list[Crew] = []
 
@@ -44,7 +44,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
         made[-1].address = address
         return made[-1]
 
-    monkeypatch.setattr("langchain_dpicl.distributed.ray.RayExecutor", executor)
+    monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor", executor)
     return made
 
 
@@ -100,7 +100,7 @@ class TestARunWithWorkers:
                 next(iter(work.values())).blocks.share.reserve("text: 3 tokens on one sample", label=job[0]).burn()
             return False
 
-        import langchain_dpicl.distributed.ray as room
+        import langchain_dpicl.distributed as room
 
         executor = room.RayExecutor
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.retrieval import plan_retrieval
 
 ASKED = [
     "plan",

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import exceptions
-from langchain_dpicl.cli.config import Model
-from langchain_dpicl.cli.exit_codes import exit_code_of
-from langchain_dpicl.cli.inputs import PROVIDERS, load_embeddings, load_model
+from langchain_dpicl.cli.inputs import PROVIDERS, Model, load_embeddings, load_model
 from langchain_dpicl.cli.main import _parser, main
+from langchain_dpicl.cli.parser import exit_code_of
 from langchain_dpicl.exceptions import ConfigurationError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"

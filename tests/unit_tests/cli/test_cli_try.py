@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.cli import rehearse as commands
-from langchain_dpicl.cli.config import settings_of
+from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.rehearsal import Rehearsal, propose_rows, try_components, trying
-from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.rehearsal import Rehearsal, choice, propose_rows, try_components
+from langchain_dpicl.retrieval import plan_retrieval
 from tests.unit_tests.rehearsal.test_trying import rehearsed as made
 
 TOPICS = Path(commands.__file__).parent / "data" / "topics.jsonl"
@@ -49,7 +49,7 @@ def proposed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         REHEARSALS[rehearsal.digest] = rehearsal
         return proposed(rehearsal.digest, public_size, tuple(sorted(terms.items())))
 
-    monkeypatch.setattr(trying, "propose_rows", propose)
+    monkeypatch.setattr(choice, "propose_rows", propose)
 
 
 @pytest.mark.usefixtures("proposed_once")
@@ -83,7 +83,7 @@ def test_rows_are_those_that_read_the_wordings_of_the_task(
         asked.append(wordings)
         return propose_rows(rehearsal, public_size, wordings=wordings, **terms)
 
-    monkeypatch.setattr(trying, "propose_rows", propose)
+    monkeypatch.setattr(choice, "propose_rows", propose)
     task = tmp_path / "task.toml"
     task.write_text('[[task.wordings]]\nprefix = "Sort."\n')
     given = ["try", "--rehearsal", str(rehearsed), *TERMS, "--config", str(task)]

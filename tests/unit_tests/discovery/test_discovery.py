@@ -39,12 +39,11 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data.private_examples import Pool
-from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
-from langchain_dpicl.privacy.extensions.unit_values import UnitValues
+from langchain_dpicl.privacy.extensions.value_counts import COUNT_TEMPLATE, UnitValues
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.private_examples import Pool
 
 CANARY = "canary-7f3a"
 FILMS = [{"text": "x", "director": name} for name in ["Christopher  Nolan"] * 300 + ["GRETA GERWIG"] * 200 + [CANARY]]

@@ -16,7 +16,8 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, Noise, PrivacyBudgetExceededError, PrivateExamples, WordDiscovery, verify_report
-from langchain_dpicl import words as words_module
+from langchain_dpicl import discovery as words_module
+from langchain_dpicl.discovery import plan_words
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -24,7 +25,6 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     RunInterruptedError,
 )
-from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
@@ -33,12 +33,12 @@ from langchain_dpicl.privacy.extensions.word_release import (
     UnitWords,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.private_examples import Pool
 from langchain_dpicl.released import ReleasedWords
-from langchain_dpicl.released.words import WordGroup
+from langchain_dpicl.released.counts import WordGroup
 from langchain_dpicl.reports.claims import with_content_digest
-from langchain_dpicl.reports.public_words import public_words
+from langchain_dpicl.reports.verify import public_words
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.words import plan_words
 from tests.audit_plants import number_of_words_is_logged
 from tests.contracts.neighbours import HOSTILE, NeighbourContract, fault, owned, unstamped
 
@@ -148,7 +148,7 @@ class TestThePublicRanking:
 
     def test_of_another_version_is_refused_before_a_ticket_burns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = finder(notes(), house())
-        monkeypatch.setattr("langchain_dpicl.words.public_words", lambda: PublicWords(("a",), frozenset()))
+        monkeypatch.setattr("langchain_dpicl.discovery.public_words", lambda: PublicWords(("a",), frozenset()))
         with pytest.raises(ConfigurationError, match="public_words"):
             made.run()
         assert made.share.remaining(WORD_TEMPLATE) == 1
@@ -397,7 +397,7 @@ class TestWhatTheReportSays:
     ) -> None:
         found = finder(notes(), house()).run()
         monkeypatch.setattr(
-            "langchain_dpicl.reports.verify_released.public_words", lambda: PublicWords((), frozenset({"velda"}))
+            "langchain_dpicl.reports.verify.public_words", lambda: PublicWords((), frozenset({"velda"}))
         )
         assert verify_report(found).ok
 

@@ -19,9 +19,8 @@ from langchain_core.stores import InMemoryByteStore
 from langchain_dpicl import Decoding, PromptPATELabeler, Rows
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.distributed.executor import MOST_DEATHS, JobResult, Worker, WorkerFactory, Workplace
-from langchain_dpicl.evolution.evolution import PrivateEvolution
-from langchain_dpicl.evolution.writing import PublicTextJob
+from langchain_dpicl.distributed import MOST_DEATHS, JobResult, Worker, WorkerFactory, Workplace
+from langchain_dpicl.evolution import PrivateEvolution, PublicTextJob
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -33,9 +32,9 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import Evolution, FewShotTask, GenerationTask, Noise
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from tests.canary import RECORD
@@ -228,7 +227,7 @@ class TestAWorkerThatDies:
             return ready(awaited, seconds) if len(looks) % 2 else ()
 
         made = house.synthesizer(crew)
-        with patch("langchain_dpicl.distributed.executor.time", clock), patch.object(crew, "_ready", slow):
+        with patch("langchain_dpicl.distributed.time", clock), patch.object(crew, "_ready", slow):
             made.run(progress=False)
         assert made.is_finished
         assert crew.hired == 2
@@ -251,7 +250,7 @@ class TestAWorkerThatDies:
             return ()
 
         with (
-            patch("langchain_dpicl.distributed.executor.time", clock),
+            patch("langchain_dpicl.distributed.time", clock),
             patch.object(crew, "_ready", never),
             pytest.raises(RunInterruptedError, match="no worker has begun"),
         ):
@@ -263,7 +262,7 @@ class TestAWorkerThatDies:
         crew = house.crew()
         with (
             patch.object(crew, "_ready", lambda awaited, seconds: ()),
-            patch("langchain_dpicl.distributed.executor.time", Clock(step=500)),
+            patch("langchain_dpicl.distributed.time", Clock(step=500)),
             pytest.raises(RunInterruptedError, match="no worker has begun"),
         ):
             house.synthesizer(crew).run(progress=False)
@@ -384,7 +383,7 @@ class TestATurn:
             return found[-1]
 
         place.memo.claim = renewed
-        with patch("langchain_dpicl.distributed.executor.time", clock):
+        with patch("langchain_dpicl.distributed.time", clock):
             clock.step = 20.0
             assert ask(self.job(made)).kind == "done"
         assert len(found) > 1
@@ -411,7 +410,7 @@ class TestATurn:
         clock = Clock(step=20.0)
         before, recall = iter([None, None]), place.memo.recall  # as before the other had kept anything
         late_look = patch.object(place.memo, "recall", lambda key: next(before, recall(key)))
-        with patch("langchain_dpicl.distributed.executor.time", clock), late_look:
+        with patch("langchain_dpicl.distributed.time", clock), late_look:
             answer = ask(self.job(made))
         spent = lines(house, RESERVE)
         assert (told[0].kind, told[0].tickets) == ("done", spent)
@@ -437,7 +436,7 @@ class TestATurn:
             clock.now += 150.0
             return crew._ask(lambda: next(answers))
 
-        with patch.object(crew, "_do", do), patch("langchain_dpicl.distributed.executor.time", clock):
+        with patch.object(crew, "_do", do), patch("langchain_dpicl.distributed.time", clock):
             found = [one for one in crew.spread(made._elsewhere.work, [self.job(made)]) if one is not None]
         assert [(one.kind, one.error, one.tickets) for _, one in found] == [("fault", "ConfigurationError", 1)]
         assert list(answers) == []
@@ -773,7 +772,7 @@ class TestCandidates:
         self, house: House, monkeypatch: pytest.MonkeyPatch, way: str
     ) -> None:
         crew = Crew(WorkerFactory("tests.ray_places:talker", {}))
-        monkeypatch.setattr("langchain_dpicl.distributed.ray.RayExecutor.from_environment", lambda: crew)
+        monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor.from_environment", lambda: crew)
         made = self.evolution(house, "ray")
         if way == "run":
             await asyncio.to_thread(made.run, progress=False)
@@ -807,7 +806,7 @@ def test_an_executor_of_the_environment_is_closed_behind_a_refusal(
     house: House, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     crew = house.crew()
-    monkeypatch.setattr("langchain_dpicl.distributed.ray.RayExecutor.from_environment", lambda: crew)
+    monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor.from_environment", lambda: crew)
     made = house.synthesizer("ray") if kind == "demo" else house.labeler("ray", ["one"])
     refusal = PrivacyBudgetExceededError("the account is empty", requested=1, remaining=0)
     with patch.object(Share, "reserve", side_effect=refusal), pytest.raises(PrivacyBudgetExceededError):
@@ -819,7 +818,7 @@ def test_an_executor_of_the_environment_is_closed_when_all_is_done(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crew = house.crew()
-    monkeypatch.setattr("langchain_dpicl.distributed.ray.RayExecutor.from_environment", lambda: crew)
+    monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor.from_environment", lambda: crew)
     stream = house.synthesizer("ray").stream(progress=False)
     next(stream)
     stream.close()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.distributed.executor import JobResult, WorkerFactory
-from langchain_dpicl.distributed.ray import WORKERS, WORKPLACE, RayExecutor, as_executor
+from langchain_dpicl.distributed import WORKERS, WORKPLACE, JobResult, RayExecutor, WorkerFactory, as_executor
 from langchain_dpicl.exceptions import ConfigurationError
 
 WORD = "hunter-two"
@@ -130,7 +129,7 @@ class TestAClusterOfItsOwn:
             seen.append((name, os.environ.get("RAY_AUTH_MODE"), len(os.environ.get("RAY_AUTH_TOKEN", ""))))
             return FakeRay()
 
-        monkeypatch.setattr("langchain_dpicl.distributed.ray.importlib.import_module", imported)
+        monkeypatch.setattr("langchain_dpicl.distributed.importlib.import_module", imported)
         RayExecutor("app:place", address="head:6379")
         RayExecutor("app:place")
         assert seen == [("ray", None, 0), ("ray", "token", 64)]

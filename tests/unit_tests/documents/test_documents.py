@@ -25,13 +25,13 @@ from langchain_dpicl import (
     PrivacyBudgetExceededError,
     PrivateExamples,
     SyntheticDocuments,
+    documents,
     get_privacy_budget_callback,
     verify_report,
 )
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.discovery import public_vocabulary
-from langchain_dpicl.documents import synthesizer as documents
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ModelCallError,
@@ -41,17 +41,21 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel, Rows, Topics
-from langchain_dpicl.privacy.data.private_examples import Pool
-from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
-from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples
-from langchain_dpicl.privacy.extensions.unit_values import TopicSplit, UnitKeywords
+from langchain_dpicl.privacy.extensions.value_counts import (
+    TOPIC_TEMPLATE,
+    GaussianCountMechanism,
+    TopicExamples,
+    TopicSplit,
+    UnitKeywords,
+)
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.private_examples import Pool
 from langchain_dpicl.released.documents import SyntheticText, release_id
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunJournal
 from langchain_dpicl.stores import SQLiteStore
-from langchain_dpicl.tasks.templates import GenerationTemplate
+from langchain_dpicl.tasks import GenerationTemplate
 from tests.canary import locals_in
 from tests.contracts.release_run import entries_in
 from tests.sealed_files import rechained
@@ -294,7 +298,7 @@ class TestWhatIsPaid:
 
         made = maker()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("langchain_dpicl.documents.synthesizer.release_counts", stop)
+            patch.setattr("langchain_dpicl.documents.release_counts", stop)
             made.run(progress=False)
         assert made.share.remaining(TOPIC_TEMPLATE) == 1
         assert made.run(progress=False).topics

@@ -16,12 +16,12 @@ from langchain_dpicl import Budget, DocumentSynthesizer, PrivateExamples, Synthe
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.audit.targets import Subject
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
+from langchain_dpicl.documents import DocumentsPlan, plan_documents
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import Decoding, Rows, Topics
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, GaussianEvent, ParallelEvent
-from langchain_dpicl.privacy.extensions.topic_partition import (
+from langchain_dpicl.privacy.extensions.value_counts import (
     PAIRS_OF_TOPIC_TEMPLATE,
     TOPIC_WORDS_TEMPLATE,
     WORDS_OF_TOPIC_TEMPLATE,
@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.extensions.word_release import UnitWords, WordRelea
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunJournal
 from langchain_dpicl.stores import SQLiteStore
 from tests.audit_plants import number_of_words_is_logged
 from tests.canary import locals_in

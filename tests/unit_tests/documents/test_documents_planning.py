@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from langchain_dpicl.documents.plan import DocumentsPlan, keyword_margin, plan_documents
+from langchain_dpicl.documents import DocumentsPlan, keyword_margin, plan_documents
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.generation.plan import TokenRule
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import effective_delta
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, ParallelEvent
-from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
-from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.ledger.amounts import effective_delta
+from langchain_dpicl.privacy.extensions.value_counts import TOPIC_TEMPLATE, GaussianCountMechanism, places
 
 VOCABULARY = tuple(f"word{place}" for place in range(200))
 

@@ -41,10 +41,10 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     UnsilencableModelError,
 )
-from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
+from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 
 TEMPLATE = PromptTemplate.from_template("{text}\nQueue:")
 FAR = 25

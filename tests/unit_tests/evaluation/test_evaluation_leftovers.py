@@ -64,7 +64,7 @@ FAULTS = {
     "the budget is too small": None,
     "reserve": (Share, "reserve"),
     "burn": (Reservation, "burn"),
-    "the rows": ("langchain_dpicl.evaluation.asking.Question.ask", broken),
+    "the rows": ("langchain_dpicl.evaluation.chains.Question.ask", broken),
     "commit": (Reservation, "commit"),
 }
 

@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.evaluation import Exact
-from langchain_dpicl.evaluation.intervals import Counted, NoisyRatio
-from langchain_dpicl.evaluation.plan import plan_evaluation
+from langchain_dpicl.evaluation.plan import Counted, NoisyRatio, plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 

@@ -19,9 +19,8 @@ from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, PrivateAttr, SecretStr
 
 from langchain_dpicl import Budget, PrivateExamples
-from langchain_dpicl.backends.private_calls import call_pool
-from langchain_dpicl.backends.private_calls.call import OpaqueValue
-from langchain_dpicl.backends.private_calls.call_pool import Crew
+from langchain_dpicl.backends.private_calls import call as call_pool
+from langchain_dpicl.backends.private_calls.call import Crew, OpaqueValue
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
 from langchain_dpicl.evaluation import chains as chains_module
 from langchain_dpicl.evaluation.evaluate import silent_question
@@ -250,7 +249,7 @@ def test_after_a_failure_behind_the_burn_the_same_call_pays_and_works(ask, monke
         return dp_choose(chains, evaluator=EXACT, epsilon=0.5, **paid)
 
     real = count_release.opened
-    monkeypatch.setattr("langchain_dpicl.evaluation.asking.Question.ask", broken)
+    monkeypatch.setattr("langchain_dpicl.evaluation.chains.Question.ask", broken)
     with pytest.raises(RunInterruptedError, match="again") as caught:
         call()
     assert "error.run" not in str(caught.value)

@@ -29,7 +29,7 @@ from langchain_dpicl.evaluation import (
     dp_choose,
     dp_evaluate,
     evaluators,
-    intervals,
+    plan,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.release import count_release
@@ -164,8 +164,8 @@ class TestEvaluating(NeighbourContract):
     @pytest.fixture(autouse=True)
     def coarse_intervals(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Intervals are what the noise decides, which is not compared; they would take a quarter of the time."""
-        monkeypatch.setattr(intervals, "_GRID", 21)
-        monkeypatch.setattr(intervals, "_POINTS", 40)
+        monkeypatch.setattr(plan, "_GRID", 21)
+        monkeypatch.setattr(plan, "_POINTS", 40)
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:

@@ -25,7 +25,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     RunInterruptedError,
 )
-from langchain_dpicl.privacy.extensions.part_split import part_of, split_in_parts
+from langchain_dpicl.privacy.extensions.outcome_counts import part_of, split_in_parts
 from langchain_dpicl.release.curator import pool_without_privacy
 from tests.unit_tests.evaluation.test_evaluating import TEMPLATE, reader
 
@@ -157,7 +157,7 @@ def test_a_choice_made_again_under_its_name_sets_nothing_more_aside(monkeypatch)
     spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
     call = {"evaluator": EXACT, "budget": spent, "epsilon": 1.0, "part": "choose", "component": "pick"}
     with monkeypatch.context() as patch:
-        patch.setattr("langchain_dpicl.evaluation.asking.Question.ask", lost)
+        patch.setattr("langchain_dpicl.evaluation.chains.Question.ask", lost)
         with pytest.raises(RunInterruptedError):
             dp_choose(CHAINS, private, **call)
     with pytest.raises(PrivacyBudgetExceededError):
@@ -178,7 +178,7 @@ def test_where_what_was_set_aside_is_gone_an_evaluation_pays_its_own_epsilon(how
         aside.share.reserve(aside.plan.tickets()[0].template, label="test").burn()
     else:
         with monkeypatch.context() as patch:
-            patch.setattr("langchain_dpicl.evaluation.asking.Question.ask", lost)
+            patch.setattr("langchain_dpicl.evaluation.chains.Question.ask", lost)
             with pytest.raises(RunInterruptedError):
                 dp_evaluate(best.chain, **call)
     found = dp_evaluate(best.chain, **call)

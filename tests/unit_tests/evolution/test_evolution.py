@@ -12,7 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.fake import FakeBackend, scripted
-from langchain_dpicl.evolution.evolution import PrivateEvolution, SurvivalRule
+from langchain_dpicl.evolution import PrivateEvolution, SurvivalRule
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
@@ -23,7 +23,7 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report

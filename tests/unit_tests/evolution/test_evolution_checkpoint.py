@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
-from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.canary import RECORD, canaries_in
 from tests.contracts.release_run import entries_in
 from tests.evolution_doubles import SEARCH, Muse, Topical, charged, evolution

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.evolution.plan import ROUND_TEMPLATE, plan_evolution
+from langchain_dpicl.evolution import ROUND_TEMPLATE, plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ParallelEvent, RepeatedEvent

@@ -16,15 +16,14 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.audit.component_checks import check_row_contribution
+from langchain_dpicl.audit.component_games import evolution_cases, evolution_of
 from langchain_dpicl.audit.game import play
-from langchain_dpicl.audit.generation_games import evolution_cases, evolution_of
 from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
-from langchain_dpicl.evolution.evolution import PrivateEvolution
-from langchain_dpicl.evolution.writing import EvolutionTemplate
+from langchain_dpicl.evolution import EvolutionTemplate, PrivateEvolution
 from langchain_dpicl.exceptions import DPICLError, RunInterruptedError
 from langchain_dpicl.options import Noise
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.release import curator
 from tests import audit_plants as plant

@@ -32,12 +32,11 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     UnsilencableModelError,
 )
-from langchain_dpicl.free_form.answers import CandidateSource, PublicModel
-from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.free_form import CandidateSource, DPFreeFormRunnable, PublicModel
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.results import FreeFormResult
-from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
+from langchain_dpicl.serving import ChatEmbedded, EmbeddedLLM
 from tests.free_form_doubles import (
     CANDIDATES,
     NOISELESS,

@@ -15,9 +15,9 @@ from scipy import stats
 
 from langchain_dpicl import EmbeddingAnswers, KeywordAnswers, Noise, Rows, Serving
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
-from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release import curator
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.contracts.front_room import shown_by

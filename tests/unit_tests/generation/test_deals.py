@@ -44,14 +44,13 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent, AllocatedSlots
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.sampling import assign
-from langchain_dpicl.release import dealt_sample
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, assign
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import samples as dealt_sample
 from langchain_dpicl.release import token_block as blocks
 from langchain_dpicl.release.token_block import open_block
 from tests.doubles import WORDS, SpyBackend

@@ -18,12 +18,12 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, RunInterruptedError
 from langchain_dpicl.generation import plan as planning
 from langchain_dpicl.generation import synthesizer as rooms
+from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation, word_shares
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.generation.word_tree import MOST_COLUMNS
 from langchain_dpicl.options import Decoding, LocalExecutor, LogitNoise, Rows
-from langchain_dpicl.planning.word_share import WORD_SHARE, words_before_texts
+from langchain_dpicl.planning.share_plan import WORD_SHARE, words_before_texts
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, ParallelEvent
 from langchain_dpicl.privacy.extensions.word_release import FIRST_WORDS_TEMPLATE, UnitWords, WordRelease
@@ -32,7 +32,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import event_of_tickets
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunJournal
 from langchain_dpicl.stores import SQLiteStore
 from tests.audit_plants import number_of_words_is_logged
 from tests.canary import locals_in

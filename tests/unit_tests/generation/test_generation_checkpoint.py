@@ -17,8 +17,8 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunIn
 from langchain_dpicl.generation.plan import deal_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import GenerationTask, LocalExecutor, OpenLabel
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.stores import SQLiteStore
 from tests.canary import RECORD, canaries_in
 from tests.contracts.release_run import entries_in

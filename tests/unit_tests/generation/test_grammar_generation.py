@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import Decoding, GenerationTask, Noise, Rows
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LogitNoise
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.doubles import WORDS, SpyBackend
 from tests.full_doubles import FullFake
 from tests.labelling_doubles import counts, house

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
-from langchain_dpicl.generation.grammar_bytes import whole_part
-from langchain_dpicl.generation.grammars import Grammar, Matcher
+from langchain_dpicl.generation.grammars import Grammar, Matcher, whole_part
 
 MODEL = EmbeddedModel()
 TEXTS = [MODEL.token_bytes(token) for token in MODEL.vocabulary()]

@@ -21,15 +21,16 @@ import pytest
 
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.cli import plan as _cli_plan
-from langchain_dpicl.cli.config import Model, settings_of
-from langchain_dpicl.cli.inputs import load_model
+from langchain_dpicl.cli.inputs import Model, load_model, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import (
+    TOKEN_MECHANISMS,
     DesignOption,
     GenerationPlan,
     LocalCost,
     Segment,
+    TokenRule,
     best_drawn,
     local_cost,
     plan_generation,
@@ -38,15 +39,12 @@ from langchain_dpicl.generation.plan import (
     thriftiest,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule
-from langchain_dpicl.options import LogitNoise, Noise
-from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.options import LogitNoise, Noise, noise_of
 from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, token_signal
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, ReleasePlan
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 SLOTS = PoissonSlots(sampling_rate=0.1, num_slots=10, shots_per_slot=1)

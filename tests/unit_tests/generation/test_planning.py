@@ -7,14 +7,13 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation.plan import Segment, compare, plan_generation
-from langchain_dpicl.generation.token_mechanisms import release_plan
+from langchain_dpicl.generation.plan import Segment, compare, plan_generation, release_plan
 from langchain_dpicl.planning import share_plan as _cost
 from langchain_dpicl.planning.expected_utility import RowDesign, agreement_of, occupancy, token_signal, votes
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
 
 SIZES = {"a": 1000, "b": 4000}
 TEXT = (Segment("text", 25),)

@@ -20,9 +20,8 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import LogitNoise, OpenLabel
-from langchain_dpicl.options.rows import NoiseName
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.options import LogitNoise, NoiseName, OpenLabel
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.doubles import WORDS, SpyBackend
 
 RECORDS = [{"text": "my card was declined", "topic": "card"}] * 200 + [

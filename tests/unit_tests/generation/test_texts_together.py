@@ -14,9 +14,8 @@ from langchain_core.runnables import RunnableLambda
 from langchain_dpicl import Noise, Rows
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.backends.rows.public_beside import Outage
-from langchain_dpicl.backends.rows.together import Together, advance_together
-from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_sync
+from langchain_dpicl.backends.rows.rows import Together, advance_together
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, Outage, run_async, run_sync
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetExceededError, RunInterruptedError
 from langchain_dpicl.generation.plan import template_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer

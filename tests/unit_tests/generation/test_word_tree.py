@@ -18,16 +18,16 @@ from langchain_dpicl import (
     verify_report,
 )
 from langchain_dpicl.backends.base import Domain, Token
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation import word_tree
+from langchain_dpicl.generation import decoding_loop
+from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, WordColumns, WordTree
 from langchain_dpicl.generation.grammars import Grammar
-from langchain_dpicl.generation.word_tree import MOST_COLUMNS, WordColumns, WordTree
 from langchain_dpicl.options import Decoding, LogitNoise, Rows, Topics
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release import token_block
-from langchain_dpicl.released.words import ReleasedWords
+from langchain_dpicl.released.counts import ReleasedWords
 
 NOTES = ["my velda is kilnor"] * 300
 PUBLIC = {" a": 0.5, " the": 0.3, " of": 0.2}
@@ -238,7 +238,7 @@ def words_of_the_records(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(PrivateExamples, "__init__", keeping)
     patch.setattr(
-        word_tree.WordTree, "of", classmethod(lambda cls, words, backend: real(cls, [*words, *held], backend))
+        decoding_loop.WordTree, "of", classmethod(lambda cls, words, backend: real(cls, [*words, *held], backend))
     )
 
 

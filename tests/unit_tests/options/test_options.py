@@ -43,8 +43,8 @@ from langchain_dpicl.options import (
     Topics,
     TrainableModel,
     Training,
+    noise_of,
 )
-from langchain_dpicl.options.rows import noise_of
 from langchain_dpicl.planning.expected_utility import RowDesign
 
 FULL: tuple[Option, ...] = (

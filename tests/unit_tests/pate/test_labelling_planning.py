@@ -27,10 +27,9 @@ from langchain_dpicl.privacy.accounting.events import (
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
-from langchain_dpicl.privacy.extensions.method_tickets import TEACHERS
-from langchain_dpicl.privacy.extensions.registry import MECHANISMS
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, TEACHERS
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 from langchain_dpicl.runs.query_plan import plan_queries
 
 SST2, AGNEWS = 6920, 46377

@@ -15,11 +15,10 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import run_async, run_sync
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.options import Student
-from langchain_dpicl.pate.selection_strategies import Candidate, StudentChoice, choose_student
+from langchain_dpicl.pate.example_selector import Candidate, StudentChoice, choose_student
 from langchain_dpicl.released.labelled_pool import PoolEntry
-from langchain_dpicl.serving.models import EmbeddedLLM
-from langchain_dpicl.tasks.labels import VotingTask
-from langchain_dpicl.tasks.templates import FewShotTemplate
+from langchain_dpicl.serving import EmbeddedLLM
+from langchain_dpicl.tasks import FewShotTemplate, VotingTask
 
 LABELS = ("card", "cash", "coin")
 

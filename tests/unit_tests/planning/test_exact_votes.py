@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from langchain_dpicl.planning import exact_votes, expected_utility
-from langchain_dpicl.planning.exact_votes import Contest
-from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, right_chance, right_chances, vote_chances
+from langchain_dpicl.planning import expected_utility
+from langchain_dpicl.planning.expected_utility import (
+    Contest,
+    RowDesign,
+    occupancy,
+    right_chance,
+    right_chances,
+    vote_chances,
+)
 from langchain_dpicl.planning.row_law import RowFacts, wins_fairly
 from langchain_dpicl.runs.query_plan import plan_queries
 
@@ -75,9 +81,11 @@ def test_votes_of_public_rows_share_ties(facts: RowFacts) -> None:
 def test_the_noise_is_integrated_finely(noise: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     contests = [Contest(20, 0.9, facts.labels, noise, scale) for facts in LAWS]
     found = [contest.rights([facts])[0] for contest, facts in zip(contests, LAWS, strict=True)]
-    monkeypatch.setattr(exact_votes, "_STEP", dict.fromkeys(exact_votes._STEP, 0.05))
-    monkeypatch.setattr(exact_votes, "_REACH", dict.fromkeys(exact_votes._REACH, (7.0, 30.0)))
-    monkeypatch.setattr(exact_votes, "_LEAST_SCALE", 0.0)
+    monkeypatch.setattr(expected_utility, "_STEP", dict.fromkeys(expected_utility._STEP, 0.05))
+    monkeypatch.setattr(
+        expected_utility, "_REACH_OF_NOISE", dict.fromkeys(expected_utility._REACH_OF_NOISE, (7.0, 30.0))
+    )
+    monkeypatch.setattr(expected_utility, "_LEAST_SCALE", 0.0)
     finely = [contest.rights([facts])[0] for contest, facts in zip(contests, LAWS, strict=True)]
     np.testing.assert_allclose(found, finely, rtol=0.0, atol=3e-5)
 

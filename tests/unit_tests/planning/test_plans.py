@@ -8,27 +8,24 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.discovery import plan_discovery
-from langchain_dpicl.documents.plan import plan_documents
-from langchain_dpicl.evolution.plan import plan_evolution
+from langchain_dpicl.discovery import plan_discovery, plan_words
+from langchain_dpicl.documents import plan_documents
+from langchain_dpicl.evolution import plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation.plan import Segment, plan_generation
-from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.generation.plan import Segment, TokenRule, plan_generation
 from langchain_dpicl.pate.plan import plan_labelling
-from langchain_dpicl.planning.design_search import search_designs
-from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.expected_utility import RowDesign, search_designs
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceMechanism, count_release
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism, count_release
 from langchain_dpicl.privacy.extensions.word_release import ThresholdedGaussianMechanism, word_release
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum
 from langchain_dpicl.reports.verify import shown_plan
-from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.retrieval import plan_retrieval
 from langchain_dpicl.runs.query_plan import plan_queries
 from langchain_dpicl.soft_prompts.plan import plan_training
-from langchain_dpicl.words import plan_words
 from tests.contracts.plan import PlanContract, shown_by
 
 NOISE: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "noise_multiplier": 2.0}

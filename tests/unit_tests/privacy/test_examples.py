@@ -27,8 +27,8 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
-from langchain_dpicl.reports.page import page_of
+from langchain_dpicl.privacy.private_examples import Pool, PrivateExamples
+from langchain_dpicl.reports.rendering import page_of
 
 CANARY = "zx-example-canary-58"
 QUEUES = ("billing", "login")

@@ -17,7 +17,7 @@ from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, v
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
 from langchain_dpicl.options import Decoding, Rows
-from langchain_dpicl.privacy.data import units
+from langchain_dpicl.privacy import private_examples
 from langchain_dpicl.privacy.extensions import redeclared
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -262,9 +262,9 @@ def test_a_rule_that_is_none_is_a_problem_of_a_report(changed: dict[str, object]
     declared = split(found([record("card")])).declaration
     given = {key: value for key, value in declared.items() if key not in {"unit", "extra_fields"}}
     shown = {**given["redeclared"], **changed}
-    assert units.make_declaration(**given, fields=declared["extra_fields"]).to_dict() == declared
+    assert private_examples.make_declaration(**given, fields=declared["extra_fields"]).to_dict() == declared
     with pytest.raises(ConfigurationError):
-        units.make_declaration(**{**given, "redeclared": shown}, fields=declared["extra_fields"])
+        private_examples.make_declaration(**{**given, "redeclared": shown}, fields=declared["extra_fields"])
 
 
 def test_a_line_of_before_with_fewer_members_still_has_its_data_set(another_process: Any) -> None:

@@ -13,13 +13,13 @@ from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import open_block_without_privacy
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError, PrivateAccessError
-from langchain_dpicl.generation.token_mechanisms import release_plan
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.generation.plan import release_plan
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release import curator
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import curator as samples
 from langchain_dpicl.release import token_block as blocks
 from langchain_dpicl.release.token_block import open_block
 from tests.doubles import WORDS, RepeatableCoins, SpyBackend

@@ -14,9 +14,9 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger import shares
-from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import curator as samples
 from langchain_dpicl.release import token_block as blocks
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunJournal
 from tests.contracts.front_room import CANARY
 from tests.contracts.release_run import entries_in
 from tests.labelling_doubles import CARD, GAUSSIAN, TEACHERS, Spy, counts, examples, house, labeler

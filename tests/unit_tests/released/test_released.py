@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import langchain_dpicl.released.base as files_module
 import langchain_dpicl.released.demonstrations as released_module
-import langchain_dpicl.released.files as files_module
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import PureEvent

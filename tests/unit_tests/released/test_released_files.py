@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.released.base import FileForm
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
-from langchain_dpicl.released.files import FileForm
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.reports.claims import content_digest
 from tests.sealed_files import paid, sealed

@@ -12,9 +12,9 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerStore
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, is_export, read_export, read_receipts
 from langchain_dpicl.results import Receipt
 from tests.ledger_files import body_of, exported, forged, parsed, rehashed, spend, written

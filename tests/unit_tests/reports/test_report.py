@@ -16,9 +16,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import Segment, plan_generation
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports import rendering
 from langchain_dpicl.reports.report import PrivacyReport, verify_report
 from tests.ledgers import use_simple_prices

@@ -19,9 +19,9 @@ from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.method_tickets import shown_release
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.privacy.extensions.registry import shown_release
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.declare_share import declare_share
 from langchain_dpicl.released.labelled_pool import LabelledPool
 from langchain_dpicl.reports.report import VerifiedReport, verify_report

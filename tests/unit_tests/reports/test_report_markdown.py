@@ -14,11 +14,11 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting import events
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, SubsampledEvent, event_to_dict
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.rendering import (
     code_span,
     event_words,

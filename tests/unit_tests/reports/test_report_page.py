@@ -15,9 +15,9 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.reports.page import belief, fragment_of, page_of
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.reports.rendering import belief, fragment_of, page_of
 from langchain_dpicl.reports.report import PrivacyReport
 
 Shown: TypeAlias = tuple[Any, str, Any]

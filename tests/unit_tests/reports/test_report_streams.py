@@ -14,8 +14,7 @@ from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.reports import verify_report
-from langchain_dpicl.reports.claims import report_digest
-from langchain_dpicl.reports.stream_claims import heaviest
+from langchain_dpicl.reports.claims import heaviest, report_digest
 
 
 def ledger(**options: Any) -> Budget:

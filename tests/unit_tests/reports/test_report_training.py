@@ -18,9 +18,9 @@ from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.soft_prompt import FORMAT, VERSION, SoftPrompt
-from langchain_dpicl.reports import verify_released
+from langchain_dpicl.reports import verify
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
-from langchain_dpicl.soft_prompts.options import Optimizer
+from langchain_dpicl.soft_prompts.plan import Optimizer
 from tests.gradient_doubles import LogisticEngine, prepared, training
 from tests.labelling_doubles import house
 from tests.sealed_files import assert_found, report_by_hand, sealed, with_digest
@@ -314,7 +314,7 @@ def test_a_report_is_of_this_package() -> None:
 
 def test_the_names_that_are_asked_for_are_those_that_are_written(saved: State) -> None:
     training, _ = at(saved, f"{TRAINING}.x")
-    wanted = verify_released._TRAINED
+    wanted = verify._TRAINED
     assert {"": set(training), "optimizer": set(training["optimizer"]), "task": set(TASK)} == wanted
     assert set(Optimizer("sgd", 0.1, "linear", 3).to_dict()) == wanted["optimizer"]
-    assert (verify_released.PROMPT_FORMAT, verify_released.PROMPT_VERSION) == (FORMAT, VERSION)
+    assert (verify.PROMPT_FORMAT, verify.PROMPT_VERSION) == (FORMAT, VERSION)

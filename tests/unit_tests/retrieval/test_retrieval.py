@@ -41,8 +41,8 @@ from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release import declare_share
-from langchain_dpicl.release.filtered_sample import FilteredSample, FilterShare, open_participants
-from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.release.samples import FilteredSample, FilterShare, open_participants
+from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 from tests.contracts.front_room import shown_by
 from tests.retrieval_doubles import (
     CANARY,

@@ -26,9 +26,9 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.free_form.answers import NoisyKeywordAggregator
+from langchain_dpicl.free_form import NoisyKeywordAggregator
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger import budget as ledger
 from tests.contracts.front_room import shown_by
 from tests.retrieval_doubles import CANARY, FRESH, NEAR, examples, house, records

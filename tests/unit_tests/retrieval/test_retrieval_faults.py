@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
-import langchain_dpicl.retrieval.individual_filter as filters
+import langchain_dpicl.retrieval as filters
 from langchain_dpicl import DPRetrievalVotingRunnable, Noise, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows import neighbour_rows
@@ -35,9 +35,9 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.privacy.ledger import budget as ledger
-from langchain_dpicl.release.filtered_sample import FilteredQuery, PoolTexts
-from langchain_dpicl.retrieval.individual_filter import IndividualFilter
-from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.release.samples import FilteredQuery, PoolTexts
+from langchain_dpicl.retrieval import IndividualFilter
+from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 from tests.retrieval_doubles import CANARY, FRESH, NEAR, TopicEmbeddings, examples, house, record, records, voter, votes
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunJournal
 
 TERMS: dict[str, Any] = {"component": "mine", "ledger_id": "1" * 32, "dataset_id": "lines", "plan": {"noise": 0.1}}
 
@@ -175,7 +175,7 @@ def test_changed_arrays_are_refused(path: Path) -> None:
 
 
 def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_dpicl.runs.journal.VERSION", 2)
+    monkeypatch.setattr("langchain_dpicl.runs.release_run.VERSION", 2)
     filled(path)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match="version 1"):

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import voting
+from langchain_dpicl import free_form, voting
 from langchain_dpicl.backends.sync_async import EffectGenerator
-from langchain_dpicl.free_form import runnable
 from langchain_dpicl.runs import answer_memo
 from langchain_dpicl.runs import private_tool as tools
 from langchain_dpicl.runs.answer_memo import AnswerMemo
 from langchain_dpicl.runs.query_runnable import QueryRunnable
-from langchain_dpicl.stores import SQLiteMemo, memos, sqlite_memo, sqlite_per_call
+from langchain_dpicl.stores import SQLiteMemo, beside_ledgers, memos
 from tests.memo_house import House, house, no_prices
 from tests.unit_tests import test_graph_memo
 from tests.unit_tests.agents import test_agents
@@ -59,7 +58,7 @@ def the_last_answer_stays(patch: Patch) -> None:
 
 def waits_with_the_lock(patch: Patch) -> None:
     """A memo that waits for other processes holds up all memos of its own."""
-    patch.setattr(sqlite_per_call, "_PATIENCE", 600.0)
+    patch.setattr(beside_ledgers, "_PATIENCE", 600.0)
 
 
 def dropped_where_too_many_wait(patch: Patch) -> None:
@@ -82,7 +81,7 @@ def commit_before_the_memo(patch: Patch) -> None:
         return released
 
     patch.setattr(voting, "release_once", late)
-    patch.setattr(runnable, "release_once", late)
+    patch.setattr(free_form, "release_once", late)
 
 
 def kept_when_it_is_told(patch: Patch) -> None:
@@ -118,7 +117,7 @@ def no_turns(patch: Patch) -> None:
 
 def turns_for_ever(patch: Patch) -> None:
     """A turn whose holder was killed never ends."""
-    patch.setattr(sqlite_memo, "_END_LATE_TURNS", "DELETE FROM turns WHERE ? > ? AND 0")
+    patch.setattr(beside_ledgers, "_END_LATE_TURNS", "DELETE FROM turns WHERE ? > ? AND 0")
 
 
 def lost_where_the_memo_is_out(patch: Patch) -> None:

@@ -26,12 +26,16 @@ from langchain_dpicl.privacy.accounting.events import (
 )
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    GumbelMechanism,
+    PoissonSlots,
+    PoissonUnits,
+    ReleasePlan,
+)
 from langchain_dpicl.runs.query_plan import (
     QueryPlan,
     compare_queries,

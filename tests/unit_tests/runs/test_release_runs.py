@@ -13,17 +13,16 @@ import pytest
 
 from langchain_dpicl import Budget, PrivateExamples, UnitCounter, ValueDiscovery, WordDiscovery
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, concurrency_limit
-from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import RunEvents
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.extensions.unit_values import UnitValues
+from langchain_dpicl.privacy.extensions.value_counts import UnitValues
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.runs.journal import RunJournal, check_paid
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid
 from tests.contracts.release_run import CANARY, Calls, JournalContract, ReleaseRunContract, raises
 
 NUM_LINES = 4

@@ -23,8 +23,8 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     RunInterruptedError,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
 from tests.contracts.front_room import (
     CANARY,

@@ -16,8 +16,8 @@ from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.service import operators
-from langchain_dpicl.service.operators import OperatorView, Pace, RefusalLog
+from langchain_dpicl.service import service
+from langchain_dpicl.service.service import OperatorView, Pace, RefusalLog
 
 pytestmark = pytest.mark.traced
 
@@ -84,7 +84,7 @@ def test_a_ticket_that_was_given_back_counts_for_nothing(budget: Budget, clock: 
 def test_of_a_long_ledger_the_last_lines_are_read(
     budget: Budget, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "_LINES", 10)
+    monkeypatch.setattr(service, "_LINES", 10)
     share = declare(budget)
     share.reserve("query", count=500)
     for _ in range(10):

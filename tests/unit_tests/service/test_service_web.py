@@ -24,8 +24,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
 )
-from langchain_dpicl.service.operators import RefusalLog
-from langchain_dpicl.service.service import RateLimit
+from langchain_dpicl.service.service import RateLimit, RefusalLog
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import open_store
 from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, Client, change, new_folder, new_ledger, running
@@ -326,7 +325,7 @@ async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
     caplog.set_level(logging.INFO)
     async with asking(config, ledger) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("langchain_dpicl.release.sample.sum_rows", lambda *_: 1 / 0)
+            patch.setattr("langchain_dpicl.release.curator.sum_rows", lambda *_: 1 / 0)
             refused = await client.ask("question?")
         assert (refused.status_code, refused.json()["error"]) == (503, "model_out")
         shown = (await client.get("/budget"))["components"]["ask"]

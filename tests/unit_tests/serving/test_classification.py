@@ -30,7 +30,7 @@ from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.serving.classifier import LabelClassifier
+from langchain_dpicl.serving import LabelClassifier
 from tests.scripted_models import ScriptedLLM, StatusError, fixed
 from tests.unit_tests.backends.langchain.test_texts import TextChat, saying
 

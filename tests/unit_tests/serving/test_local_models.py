@@ -21,11 +21,11 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.serving.models import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
+from langchain_dpicl.serving import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
 from tests import tiny_hf
 from tests.unit_tests.serving.test_models import Listener
 

@@ -13,9 +13,9 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM, flatten_messages
+from langchain_dpicl.serving import ChatEmbedded, EmbeddedLLM, flatten_messages
 
 SHOTS = (
     "Question: Where is the transfer I sent?\nTopic: transfer\n\n"

@@ -24,11 +24,11 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.tuning.engine import PromptEngine
-from langchain_dpicl.backends.tuning.serving import PromptedBatch, PromptRegistry, parts_of
+from langchain_dpicl.backends.tuning.prompted_model import PromptedBatch, PromptRegistry, parts_of
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
-from langchain_dpicl.serving.models import ChatLocal, LocalLLM
+from langchain_dpicl.serving import ChatLocal, LocalLLM
 from langchain_dpicl.soft_prompts.serving import SoftPromptBackend
 from tests import tiny_tuning
 from tests.unit_tests.backends.hf_doubles import Narrow

@@ -25,9 +25,7 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
-from langchain_dpicl.soft_prompts.engines import engine_of, kind_of
-from langchain_dpicl.soft_prompts.options import ExampleFields
-from langchain_dpicl.soft_prompts.plan import plan_training
+from langchain_dpicl.soft_prompts.plan import ExampleFields, engine_of, kind_of, plan_training
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.contracts.front_room import (
     CHARGED,

@@ -30,11 +30,10 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum, SampledBallEvent
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, PoissonUnits
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.soft_prompts.options import WEIGHT_GRID, ExampleFields
+from langchain_dpicl.soft_prompts.plan import WEIGHT_GRID, ExampleFields
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD, TrainingStep
 from tests.canary import OURS
 from tests.contracts.doubles import FixedDraws

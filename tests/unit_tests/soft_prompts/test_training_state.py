@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.soft_prompts.options import LARGEST_WEIGHT, WEIGHT_GRID, Optimizer, OptimizerState, on_grid
+from langchain_dpicl.soft_prompts.plan import LARGEST_WEIGHT, WEIGHT_GRID, Optimizer, OptimizerState, on_grid
 
 RULES = [
     Optimizer(name, 0.03, schedule, 10)  # type: ignore[arg-type]

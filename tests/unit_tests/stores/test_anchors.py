@@ -13,7 +13,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.stores import FileAnchor, anchors
+from langchain_dpicl.stores import FileAnchor, beside_ledgers
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
 
@@ -74,7 +74,9 @@ def test_no_flipped_bit_makes_it_forget(path: Path) -> None:
     for place in range(len(sound)):
         for bit in range(8):
             try:
-                found = anchors._parsed(sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :], path)
+                found = beside_ledgers._parsed(
+                    sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :], path
+                )
             except LedgerError:
                 refused += 1
             else:
@@ -234,7 +236,7 @@ def test_an_anchor_that_could_not_be_read_again_is_not_written(tmp_path: Path, m
     anchor = FileAnchor.new(tmp_path / "anchor")
     anchor.write("ab" * 16, 1, "cd" * 32)
     kept = (tmp_path / "anchor").read_bytes()
-    monkeypatch.setattr("langchain_dpicl.stores.anchors._MAX_BYTES", len(kept) + 10)
+    monkeypatch.setattr("langchain_dpicl.stores.beside_ledgers._MAX_BYTES", len(kept) + 10)
     with pytest.raises(LedgerError, match="expected at most"):
         anchor.write("ef" * 16, 1, "cd" * 32)
     assert (tmp_path / "anchor").read_bytes() == kept

@@ -17,7 +17,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 
 pytestmark = pytest.mark.traced
 

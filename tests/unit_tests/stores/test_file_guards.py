@@ -13,7 +13,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUnavailableError
 from langchain_dpicl.reports.ledger_audit import is_export, read_export, read_receipts
-from langchain_dpicl.stores import FileAnchor, SQLiteStore, anchors, open_anchor
+from langchain_dpicl.stores import FileAnchor, SQLiteStore, beside_ledgers, open_anchor
 from tests.sqlite_ledgers import made, numbers, write
 from tests.unit_tests.stores.test_sqlite_logs import another_process
 
@@ -162,7 +162,7 @@ def test_an_anchor_that_cannot_be_made_leaves_nothing(path: Path, step: str, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as then:
-        then.setattr(os if step == "fsync" else anchors, step, full)
+        then.setattr(os if step == "fsync" else beside_ledgers, step, full)
         with pytest.raises(LedgerUnavailableError, match="No space left"):
             FileAnchor.new(where)
     assert not where.exists()

@@ -17,7 +17,7 @@ import pytest
 from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
 from langchain_dpicl.exceptions import ConfigurationError, MemoError
-from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo, memo_at, sqlite_per_call
+from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo, beside_ledgers, memo_at
 from langchain_dpicl.stores.memos import query_of
 from tests.contracts.memo import KEY, TOLD, MemoContract, SharedMemoContract, others
 from tests.faults.children import Child, together
@@ -180,7 +180,7 @@ def test_a_memo_that_waits_for_others_holds_up_no_other_memo_and_no_fork(tmp_pat
         try:
             waiting = [pool.submit(locked.remember, KEY, TOLD) for _ in range(2)] + [pool.submit(locked.recall, KEY)]
             # From here on a memo that kept the lock of this process while it waits would keep it until the rollback.
-            while not held_by_another_thread(sqlite_per_call._AT_WORK):
+            while not held_by_another_thread(beside_ledgers._AT_WORK):
                 time.sleep(0.001)
             done, _ = wait([pool.submit(idle.remember, KEY, TOLD)], timeout=LONGEST)
             assert done

@@ -17,12 +17,12 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.shares import Share
-from langchain_dpicl.stores import SQLiteStore, sqlite_file, sqlite_queue
+from langchain_dpicl.stores import SQLiteStore, sqlite_file, sqlite_ledger
 from tests.ledgers import budget, share_of
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
 
-QUEUED = pytest.mark.skipif(sqlite_queue.fcntl is None, reason="no locks of files here")
+QUEUED = pytest.mark.skipif(sqlite_ledger.fcntl is None, reason="no locks of files here")
 
 
 def made(path: Path) -> tuple[SQLiteStore, Share]:

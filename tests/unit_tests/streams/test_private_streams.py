@@ -29,7 +29,7 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions.part_split import split_in_parts
+from langchain_dpicl.privacy.extensions.outcome_counts import split_in_parts
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.curator import opened
 from langchain_dpicl.streams import PrivateRange, PrivateStream

@@ -28,7 +28,7 @@ from langchain_dpicl.options import LocalExecutor, Noise, Rows
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, RepeatedEvent
-from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
+from langchain_dpicl.privacy.extensions.stream_ledger import run_ticket
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports import verify_report

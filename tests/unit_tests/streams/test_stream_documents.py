@@ -11,14 +11,14 @@ import pytest
 
 from langchain_dpicl import DocumentSynthesizer, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend, scripted
-from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
+from langchain_dpicl.documents import DocumentsPlan, plan_documents
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, RecordError
 from langchain_dpicl.options import Rows, Topics
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, RepeatedEvent
-from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
-from langchain_dpicl.privacy.extensions.topic_partition import split_by_topics
+from langchain_dpicl.privacy.extensions.stream_ledger import run_ticket
+from langchain_dpicl.privacy.extensions.value_counts import split_by_topics
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.documents import SyntheticDocuments
 from langchain_dpicl.reports import verify_report

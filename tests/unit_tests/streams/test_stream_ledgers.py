@@ -14,7 +14,7 @@ from langchain_dpicl import Budget, PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 
 pytestmark = pytest.mark.traced

@@ -30,8 +30,8 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.options import Rows, Serving
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.extensions import private_streams as streams
-from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
-from langchain_dpicl.privacy.ledger import purse as purses
+from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare
+from langchain_dpicl.privacy.ledger import writer as purses
 from langchain_dpicl.privacy.ledger import writer as writers
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger

@@ -14,7 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 from langchain_dpicl._templates import Template
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.tasks.templates import FewShotTemplate
+from langchain_dpicl.tasks import FewShotTemplate
 
 
 def wording(**changes: Any) -> FewShotTemplate:

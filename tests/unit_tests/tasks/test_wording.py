@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.tasks.templates import GenerationTemplate
+from langchain_dpicl.tasks import GenerationTemplate
 
 
 def wording(template: str = "topic: {topic}\ntext: {text}") -> GenerationTemplate:

@@ -17,8 +17,7 @@ from langchain_dpicl import DPVotingRunnable, Rows, Serving
 from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
-from langchain_dpicl.backends.rows.public_beside import AskBeside, Outage, PublicAnswer
-from langchain_dpicl.backends.sync_async import Effect
+from langchain_dpicl.backends.sync_async import AskBeside, Effect, Outage, PublicAnswer
 from langchain_dpicl.exceptions import ModelCallError
 from tests.contracts.front_room import CANARY
 from tests.unit_tests.backends.rows.test_label_rows import private_things

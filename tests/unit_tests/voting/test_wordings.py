@@ -35,11 +35,11 @@ from langchain_dpicl.pate.labeler import LabellingJob
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler, assign
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits, Sampler, assign
 from langchain_dpicl.release import curator
-from langchain_dpicl.release.filtered_sample import FilteredQuery
-from langchain_dpicl.release.sample import SlotRenderers
-from langchain_dpicl.retrieval.plan import document_task
+from langchain_dpicl.release.curator import SlotRenderers
+from langchain_dpicl.release.samples import FilteredQuery
+from langchain_dpicl.retrieval import document_task
 from langchain_dpicl.runs.answer_memo import scope_of_plan
 from langchain_dpicl.runs.query_plan import compare_queries
 from langchain_dpicl.voting import DPVotingRunnable
@@ -275,10 +275,9 @@ def test_rendering_refuses_several_wordings_for_unit_rows_though_the_plan_was_no
 def test_a_unit_row_is_asked_nothing_though_nobody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind every check: records without a public place are not rendered, so the row abstains."""
     from langchain_dpicl.planning.expected_utility import RowDesign
-    from langchain_dpicl.release import sample
 
     monkeypatch.setattr(RowDesign, "check_wordings", lambda self, wordings: self)
-    for room in (curator, sample):
+    for room in (curator, curator):
         monkeypatch.setattr(room, "check_one_wording", lambda render, sampler=None: _refuse_no_place(sampler))
     monkeypatch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
     asked = []

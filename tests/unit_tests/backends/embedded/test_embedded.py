@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from langchain_dpicl.backends.embedded import build
-from langchain_dpicl.backends.embedded.build import SOURCES, Recipe, Source, TracedFile, trace_sources
-from langchain_dpicl.backends.embedded.model import EmbeddedModel, Induction, Segment, answers
-from langchain_dpicl.backends.embedded.tables import ModelTables, load_tables
+from langchain_dpicl.backends import build_embedded
+from langchain_dpicl.backends.build_embedded import SOURCES, Recipe, Source, TracedFile, trace_sources
+from langchain_dpicl.backends.embedded import EmbeddedModel, Induction, ModelTables, Segment, answers, load_tables
 from langchain_dpicl.exceptions import ConfigurationError
 from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract, same_bits
 
@@ -458,7 +457,7 @@ class TestSources:
         sources = known(tiny_corpus)
         del sources["books.txt.xz"]
         with pytest.raises(ConfigurationError, match=r"books\.txt\.xz: expected no such file"):
-            build.build(tiny_corpus, tiny_corpus, tmp_path / "out", TINY, sources)
+            build_embedded.build(tiny_corpus, tiny_corpus, tmp_path / "out", TINY, sources)
         assert not (tmp_path / "out").exists()
 
     def test_text_that_changed_since_it_was_traced_is_not_built_from(self, tiny_corpus):
@@ -475,7 +474,7 @@ def known(folder: Path) -> dict[str, TracedFile]:
     """Traces every file of a made-up corpus."""
     return {
         path.name: TracedFile(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), sources=WORK)
-        for path in (*build.corpus_files(folder), *(folder / name for name in build.WORDNET))
+        for path in (*build_embedded.corpus_files(folder), *(folder / name for name in build_embedded.WORDNET))
     }
 
 
@@ -523,22 +522,22 @@ def tiny_corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tiny(tiny_corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("tiny")
-    build.build(tiny_corpus, tiny_corpus, out, TINY, known(tiny_corpus))
+    build_embedded.build(tiny_corpus, tiny_corpus, out, TINY, known(tiny_corpus))
     return ModelTables(out / "model.npz")
 
 
 class TestBuild:
     def test_equal_input_gives_equal_bytes(self, tiny_corpus, tmp_path):
         for name in ("one", "two"):
-            build.build(tiny_corpus, tiny_corpus, tmp_path / name, TINY, known(tiny_corpus))
+            build_embedded.build(tiny_corpus, tiny_corpus, tmp_path / name, TINY, known(tiny_corpus))
         for file in ("model.npz", "manifest.json"):
             assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
     def test_other_input_gives_other_bytes(self, tiny_corpus, tmp_path):
-        build.build(tiny_corpus, tiny_corpus, tmp_path / "one", TINY, known(tiny_corpus))
+        build_embedded.build(tiny_corpus, tiny_corpus, tmp_path / "one", TINY, known(tiny_corpus))
         with lzma.open(tiny_corpus / "more.txt.xz", "wt") as handle:
             handle.write("one more document")
-        build.build(tiny_corpus, tiny_corpus, tmp_path / "two", TINY, known(tiny_corpus))
+        build_embedded.build(tiny_corpus, tiny_corpus, tmp_path / "two", TINY, known(tiny_corpus))
         (tiny_corpus / "more.txt.xz").unlink()
         assert (tmp_path / "one" / "model.npz").read_bytes() != (tmp_path / "two" / "model.npz").read_bytes()
 
@@ -560,7 +559,7 @@ class TestBuild:
         """A second source: counts of "a b a c a b" in the plain formula, order 2."""
         stream = np.array([256, 1, 2, 1, 3, 1, 2, 256])
         recipe = Recipe(vocabulary=300, order=2, weights={})
-        level = build.count_level({"x": stream}, 2, recipe)
+        level = build_embedded.count_level({"x": stream}, 2, recipe)
         found = dict(zip(level.keys.tolist(), level.probabilities.tolist(), strict=True))
         assert found[1 * 300 + 2] == pytest.approx((2 - 0.75) / 3)
         assert found[1 * 300 + 3] == pytest.approx((1 - 0.75) / 3)
@@ -569,25 +568,25 @@ class TestBuild:
     def test_labels_do_not_reach_the_ngrams(self, tiny):
         pay, colon = tiny.encoding.encode_ordinary("pay")[0], tiny.encoding.encode_ordinary(":")[0]
         assert tiny.next_token([256, pay])[colon] < 0.2
-        assert build.with_headers(["pay: a: b", "pay: c"]) == ["Answer: a: b", "Article: c"]
+        assert build_embedded.with_headers(["pay: a: b", "pay: c"]) == ["Answer: a: b", "Article: c"]
 
     def test_byte_pairs_are_merged_most_frequent_first(self):
-        tokens = build.learn_vocabulary({"abab": 10.0, "abc": 5.0, "\n\n": 99.0}, 260)
+        tokens = build_embedded.learn_vocabulary({"abab": 10.0, "abc": 5.0, "\n\n": 99.0}, 260)
         assert tokens[256:] == [b"\n\n", b"ab", b"abab", b"abc"]
 
     def test_pruning_keeps_what_longer_ngrams_stand_on(self, tiny_corpus):
         streams = {"x": np.array([256, *([5, 6, 7, 8, 256] * 20), 5, 9, 256])}
         recipe = Recipe(vocabulary=300, weights={}, thresholds=(1e9, 1e9, 0.1))
-        levels = [build.count_level(streams, order, recipe) for order in (2, 3, 4)]
-        kept = build.prune(levels, build.unigrams(streams, recipe), recipe)
+        levels = [build_embedded.count_level(streams, order, recipe) for order in (2, 3, 4)]
+        kept = build_embedded.prune(levels, build_embedded.unigrams(streams, recipe), recipe)
         for shorter, longer in pairwise(kept):
             assert set((longer.keys // 300).tolist()) <= set(shorter.keys.tolist())
         assert len(kept[2].keys) > 0
 
     def test_the_command_line_builds(self, tiny_corpus, tmp_path, monkeypatch):
-        monkeypatch.setattr(build, "Recipe", lambda: TINY)
-        monkeypatch.setattr(build, "SOURCES", known(tiny_corpus))
-        build.main(["--corpus", str(tiny_corpus), "--wordnet", str(tiny_corpus), "--out", str(tmp_path)])
+        monkeypatch.setattr(build_embedded, "Recipe", lambda: TINY)
+        monkeypatch.setattr(build_embedded, "SOURCES", known(tiny_corpus))
+        build_embedded.main(["--corpus", str(tiny_corpus), "--wordnet", str(tiny_corpus), "--out", str(tmp_path)])
         assert (tmp_path / "model.npz").stat().st_size > 0
 
 

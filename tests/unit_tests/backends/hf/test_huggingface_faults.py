@@ -15,7 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from langchain_dpicl.backends.hf import batches, chunks, sessions  # noqa: E402
+from langchain_dpicl.backends.hf import batches  # noqa: E402
+from langchain_dpicl.backends.hf import engine as chunks  # noqa: E402
+from langchain_dpicl.backends.hf import engine as sessions  # noqa: E402
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402

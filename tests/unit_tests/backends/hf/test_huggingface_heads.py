@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from langchain_dpicl.backends.hf import batches, heads, sessions  # noqa: E402
+from langchain_dpicl.backends.hf import batches, vocabulary  # noqa: E402
+from langchain_dpicl.backends.hf import engine as sessions  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
@@ -80,9 +81,11 @@ class Products:
 
     def __init__(self, monkeypatch):
         self.shapes = []
-        whole, some = heads.OutputHead.logits, heads.OutputHead.some
-        monkeypatch.setattr(heads.OutputHead, "logits", lambda head, states: self._noted(whole(head, states)))
-        monkeypatch.setattr(heads.OutputHead, "some", lambda head, states, ids: self._noted(some(head, states, ids)))
+        whole, some = vocabulary.OutputHead.logits, vocabulary.OutputHead.some
+        monkeypatch.setattr(vocabulary.OutputHead, "logits", lambda head, states: self._noted(whole(head, states)))
+        monkeypatch.setattr(
+            vocabulary.OutputHead, "some", lambda head, states, ids: self._noted(some(head, states, ids))
+        )
 
     def _noted(self, logits):
         self.shapes.append(tuple(logits.shape))
@@ -221,9 +224,9 @@ class TestRowsThatMoveEachOther:
     def test_at_some_columns_alone_are_computed_at_all_columns(self, monkeypatch):
         backend = engine()
         whole = opened(backend).logits(None)
-        real = heads.OutputHead.some
+        real = vocabulary.OutputHead.some
         monkeypatch.setattr(
-            heads.OutputHead, "some", lambda *given: (logits := real(*given)) + 1e-6 * logits.abs().amax(dim=0)
+            vocabulary.OutputHead, "some", lambda *given: (logits := real(*given)) + 1e-6 * logits.abs().amax(dim=0)
         )
         for units in (False, True):
             session = opened(backend, units=units)
@@ -234,9 +237,9 @@ class TestRowsThatMoveEachOther:
     def test_by_their_place_are_told_apart_from_slots(self, monkeypatch):
         backend = engine()
         opened(backend).logits(None)
-        real = heads.OutputHead.some
+        real = vocabulary.OutputHead.some
         monkeypatch.setattr(
-            heads.OutputHead,
+            vocabulary.OutputHead,
             "some",
             lambda *given: (logits := real(*given)) + 1e-3 * torch.arange(len(logits))[:, None],
         )
@@ -248,14 +251,14 @@ class TestRowsThatMoveEachOther:
     def test_now_and_then_are_found_out(self, monkeypatch, moved):
         backend = engine()
         opened(backend).logits(None)
-        real = heads.OutputHead.some
+        real = vocabulary.OutputHead.some
 
         def some(head, states, ids):
             logits = real(head, states, ids)
             by = {"by others": logits.abs().amax(dim=0), "by place": torch.arange(len(logits))[:, None]}[moved]
             return torch.where(states[:, :1] > 1.5, logits + 1e-3 * by, logits)  # one state of fifteen
 
-        monkeypatch.setattr(heads.OutputHead, "some", some)
+        monkeypatch.setattr(vocabulary.OutputHead, "some", some)
         for units in (False, True):
             opened(backend, units=units).logits(COLUMNS)
         found = backend._engine.body.head._kept_apart

@@ -266,7 +266,7 @@ class TestWriting:
                 LLAMA.generate([OTHER], **options)
 
     def test_sampled_tokens_follow_the_rows(self):
-        from langchain_dpicl.backends.hf.heads import SamplingOptions
+        from langchain_dpicl.backends.hf.vocabulary import SamplingOptions
 
         rows = np.tile([0.5, 0.0, 0.3, 0.2], (40_000, 1))
         found = np.bincount(SamplingOptions(1.0, None, 1.0, np.random.default_rng(0)).choose(rows), minlength=4) / len(

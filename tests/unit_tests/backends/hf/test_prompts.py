@@ -33,7 +33,7 @@ from langchain_dpicl import Decoding, GenerationTask
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, RunInterruptedError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from tests.sealed_files import paid, sealed

@@ -28,7 +28,7 @@ from langchain_dpicl.backends.base import PublicChoiceBackend
 from langchain_dpicl.backends.langchain.logprobs import INSTRUCTIONS, DecisionsBackend, choice_row
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
-from langchain_dpicl.serving.models import ChatEmbedded
+from langchain_dpicl.serving import ChatEmbedded
 from tests import loopback_answers
 from tests.canary import RECORD, VOTE, aobserve, describe, leaks, observe
 from tests.contracts.backend import ChoiceContract, same_bits

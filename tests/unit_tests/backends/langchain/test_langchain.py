@@ -24,9 +24,9 @@ from langchain_dpicl.backends.private_calls.call import RetryPolicy, unwrap
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
+from langchain_dpicl.serving import ChatEmbedded, EmbeddedLLM
 from tests.contracts.backend import NextTokenContract
 from tests.scripted_models import (
     ScriptedChat,

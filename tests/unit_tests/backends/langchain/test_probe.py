@@ -13,16 +13,16 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
-from langchain_dpicl.backends.langchain.probe import PROMPT, agreement
+from langchain_dpicl.backends.langchain.logprobs import PROMPT, agreement
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.private_calls.public_calls import FACTS, advice, combine_advice
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.serving.classifier import LabelClassifier
+from langchain_dpicl.serving import LabelClassifier
 from tests.scripted_models import (
     ScriptedChat,
     ScriptedLLM,

@@ -28,10 +28,10 @@ from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import UnsilencableModelError
 from langchain_dpicl.options import LabelAnswers
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.rendering import text_of
 from langchain_dpicl.reports.report import verify_report
-from langchain_dpicl.serving.models import EmbeddedLLM
+from langchain_dpicl.serving import EmbeddedLLM
 from langchain_dpicl.voting import DPVotingRunnable
 from tests.hostile_provider import TARGET, Served, hostile_provider, redirect
 from tests.live import anthropic_model, labelled, openai_model

@@ -26,8 +26,7 @@ from tenacity import retry
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.private_calls import method_checks, model_checks
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply, Request, RetryPolicy, silence
-from langchain_dpicl.backends.private_calls.call_pool import CallPool
+from langchain_dpicl.backends.private_calls.call import CallPool, OpaqueValue, Reply, Request, RetryPolicy, silence
 from langchain_dpicl.backends.private_calls.method_checks import DECORATORS, RECORDERS, allow_wrappers
 from langchain_dpicl.backends.private_calls.model_checks import ModelSnapshot
 from langchain_dpicl.exceptions import UnsilencableModelError

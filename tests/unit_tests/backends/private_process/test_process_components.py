@@ -14,7 +14,7 @@ import pytest
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends import PrivateProcess
-from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError
 from tests.canary import canaries_in
 from tests.leaks import rooms

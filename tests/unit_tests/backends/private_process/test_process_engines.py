@@ -24,7 +24,7 @@ from langchain_dpicl.backends.base import (
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_text_backend, recipients
-from langchain_dpicl.backends.rows.label_scoring import OtherBackend
+from langchain_dpicl.backends.rows.label_rows import OtherBackend
 from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests import process_models

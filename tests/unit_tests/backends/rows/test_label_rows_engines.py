@@ -13,7 +13,7 @@ from langchain_core.language_models import FakeListChatModel
 from scipy.special import softmax
 
 from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy

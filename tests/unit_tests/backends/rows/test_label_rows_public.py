@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.backends.rows.label_rows import MOST_AT_ONCE, LabelRows
-from langchain_dpicl.backends.rows.label_scoring import OtherBackend
+from langchain_dpicl.backends.rows.label_rows import MOST_AT_ONCE, LabelRows, OtherBackend
 from langchain_dpicl.backends.sync_async import LimitConcurrency
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests.contracts.backend import same_bits

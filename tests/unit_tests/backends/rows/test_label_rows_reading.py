@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from langchain_dpicl.backends.rows import label_scoring
-from langchain_dpicl.backends.rows.label_scoring import (
+from langchain_dpicl.backends.rows import label_rows
+from langchain_dpicl.backends.rows.label_rows import (
     LEAST_REPORTED,
     LEAST_WEIGHT,
     calibrate_contextually,
@@ -36,17 +36,17 @@ def is_probability_row(row: list[float]) -> bool:
 
 def softmax(row: list[float]) -> list[float]:
     """That of one row alone."""
-    alone: list[float] = label_scoring.softmax(np.array([row]))[0].tolist()
+    alone: list[float] = label_rows.softmax(np.array([row]))[0].tolist()
     return alone
 
 
 def log_of_probabilities(row: list[float]) -> list[float]:
     """That of one row alone."""
-    alone: list[float] = label_scoring.log_of_probabilities(np.array([row]))[0].tolist()
+    alone: list[float] = label_rows.log_of_probabilities(np.array([row]))[0].tolist()
     return alone
 
 
-@pytest.mark.parametrize("read", [label_scoring.softmax, label_scoring.log_of_probabilities])
+@pytest.mark.parametrize("read", [label_rows.softmax, label_rows.log_of_probabilities])
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 40).flatmap(

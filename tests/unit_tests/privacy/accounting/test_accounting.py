@@ -13,7 +13,6 @@ from scipy import integrate
 from scipy.stats import norm
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
-from langchain_dpicl.privacy.accounting import bounds as _engine
 from langchain_dpicl.privacy.accounting import (
     calibrate,
     delta_upper_bound,
@@ -24,7 +23,9 @@ from langchain_dpicl.privacy.accounting import (
     zcdp_epsilon,
     zcdp_rho,
 )
+from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.epsilon import normal_form
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -38,7 +39,6 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import normal_form
 
 REFERENCE = Path(__file__).resolve().parents[5] / "shared" / "reference" / "accounting.json"
 

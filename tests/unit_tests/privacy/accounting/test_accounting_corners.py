@@ -9,11 +9,13 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
-from langchain_dpicl.privacy.accounting import bounds as _engine
+from langchain_dpicl.privacy import second_opinions as _opinions
 from langchain_dpicl.privacy.accounting import calibration as _search
+from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.epsilon import Terms, readings
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -25,10 +27,8 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import Terms, readings
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
-from langchain_dpicl.privacy.second_opinions import accountants as _opinions
 
 
 @pytest.mark.parametrize(("epsilon", "count"), [(0.001, 250_000), (0.0005, 1_000_000)])

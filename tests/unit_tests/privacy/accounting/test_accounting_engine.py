@@ -11,11 +11,14 @@ import pytest
 from scipy import fft
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
-from langchain_dpicl.privacy.accounting import bounds as _engine
+from langchain_dpicl.privacy import second_opinions as _opinions
+from langchain_dpicl.privacy import second_opinions as _second_opinions
+from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.accounting import pld_grid as _grid
+from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.epsilon import UnitTerms, normal_form
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -26,9 +29,6 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import UnitTerms, normal_form
-from langchain_dpicl.privacy.second_opinions import accountants as _opinions
-from langchain_dpicl.privacy.second_opinions import compare as _second_opinions
 
 
 def sampled_gaussian(rate: float, noise: float, count: int) -> Event:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from langchain_dpicl.privacy.accounting import bounds as _engine
+from langchain_dpicl.privacy import second_opinions as _opinions
 from langchain_dpicl.privacy.accounting import (
     calibrate,
     delta_upper_bound,
@@ -19,8 +19,10 @@ from langchain_dpicl.privacy.accounting import (
     gdp_epsilon,
     zcdp_epsilon,
 )
-from langchain_dpicl.privacy.accounting import pld_grid as _grid
+from langchain_dpicl.privacy.accounting import epsilon as _engine
+from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.epsilon import Terms, normal_form, unit_terms
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -32,9 +34,7 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import Terms, normal_form, unit_terms
 from langchain_dpicl.privacy.extensions.label_places import dominates
-from langchain_dpicl.privacy.second_opinions import accountants as _opinions
 from tests.strategies import (
     ADJACENCIES,
     COUNTS,

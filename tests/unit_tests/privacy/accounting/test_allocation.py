@@ -11,10 +11,12 @@ import pytest
 from scipy.stats import binom
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError, UnknownEventError
-from langchain_dpicl.privacy.accounting import bounds as _engine
+from langchain_dpicl.privacy import second_opinions as _allocation_opinion
 from langchain_dpicl.privacy.accounting import calibrate, delta_upper_bound, epsilon_bound, epsilon_upper_bound
+from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.epsilon import normal_form
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -29,11 +31,9 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.accounting.normal_form import normal_form
 from langchain_dpicl.privacy.extensions import random_allocation as _allocation
 from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent
-from langchain_dpicl.privacy.second_opinions import accountants as _allocation_opinion
 from tests.contracts.sampler import EVENT
 
 CACHES = (_engine.steps, _engine._sampled_step, _allocation.allocated_step, _engine.bounds, accounting._cached_price)

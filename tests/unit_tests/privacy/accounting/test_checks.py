@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.cli.json_checks import evaluate_checks, event_of_check
+from langchain_dpicl.cli.check import evaluate_checks, event_of_check
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy.accounting import delta_upper_bound, epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.accounting.bounds import price_of
+from langchain_dpicl.privacy.accounting.epsilon import price_of, unit_terms
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -28,12 +28,11 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.accounting.normal_form import unit_terms
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
-from langchain_dpicl.privacy.second_opinions.compare import second_reading
+from langchain_dpicl.privacy.second_opinions import second_reading
 from tests.strategies import ADJACENCIES, DELTAS, RATES, beside_failures, everything, leaves, noisier
 
 laws = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

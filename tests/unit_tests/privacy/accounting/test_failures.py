@@ -13,6 +13,7 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError, UnknownEventError
 from langchain_dpicl.privacy.accounting import delta_upper_bound, epsilon_bound, epsilon_upper_bound
 from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting.epsilon import Terms, UnitTerms, normal_form, unit_terms
 from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
@@ -25,11 +26,10 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import Terms, UnitTerms, normal_form, unit_terms
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.second_opinions.compare import second_reading
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.privacy.second_opinions import second_reading
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.stores import SQLiteStore

@@ -44,7 +44,7 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 from langchain_dpicl.released import PoolEntry
 from tests.contracts.front_room import (
     CANARY,

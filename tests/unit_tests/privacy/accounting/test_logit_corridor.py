@@ -14,7 +14,7 @@ import pytest
 from langchain_dpicl import Decoding, Noise, Rows
 from langchain_dpicl.backends.base import Domain
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.backends.rows.vocabulary_rows import FullRowSource, PublicRowContext, log_rows, softmax_rows
+from langchain_dpicl.backends.rows.rows import FullRowSource, PublicRowContext, log_rows, softmax_rows
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
@@ -23,9 +23,8 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RunInterruptedError,
 )
-from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin, temperature_of
-from langchain_dpicl.options import LogitNoise
-from langchain_dpicl.options.rows import LogitNoiseName, noise_of
+from langchain_dpicl.generation.plan import TokenRule, public_margin, temperature_of
+from langchain_dpicl.options import LogitNoise, LogitNoiseName, noise_of
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -37,9 +36,9 @@ from langchain_dpicl.privacy.accounting.events import (
 )
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
 from langchain_dpicl.release import token_block as blocks
-from langchain_dpicl.release.sample import SecretSample
+from langchain_dpicl.release.curator import SecretSample
 from tests.doubles import WORDS
 from tests.full_doubles import FullFake, full_engine, same_coins
 from tests.unit_tests.generation.test_synthesis import LABELS, RECORDS, handler, private_examples, synthesizer

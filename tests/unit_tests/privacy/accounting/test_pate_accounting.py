@@ -15,10 +15,8 @@ from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, PoissonUnits, ReleasePlan
 
 DELTA, QUERIES, TEACHERS, SIGMA = 1e-6, 500, 200, 20.0
 SST2, AGNEWS = 6_920, 46_377

@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
 
 # What one token of a sum of limit C / s costs at temperature t, in the published accounting: rho = (C / (s t))^2 / 2.
 TOKENS, TEMPERATURE, DELTA = 500, 1.1, 1e-6

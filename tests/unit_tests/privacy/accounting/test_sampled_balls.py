@@ -10,9 +10,10 @@ from scipy import integrate
 from scipy.stats import norm
 
 from langchain_dpicl.exceptions import UnknownEventError
-from langchain_dpicl.privacy.accounting import bounds as _engine
 from langchain_dpicl.privacy.accounting import delta_upper_bound, epsilon_bound, epsilon_upper_bound
+from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.epsilon import normal_form
 from langchain_dpicl.privacy.accounting.events import (
     Event,
     GaussianEvent,
@@ -22,7 +23,6 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.accounting.normal_form import normal_form
 from langchain_dpicl.privacy.extensions import gradient_sums
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.label_places import dominates

@@ -23,8 +23,8 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from tests import row_strategies
 
 STEPS = 2**32

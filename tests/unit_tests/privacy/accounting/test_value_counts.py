@@ -29,17 +29,18 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.extensions.count_histograms import (
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
+from langchain_dpicl.privacy.extensions.redeclared import normalized
+from langchain_dpicl.privacy.extensions.value_counts import (
+    UNITS,
     CountPlan,
     DiscreteLaplaceMechanism,
+    UnitValues,
     count_release,
     noise_margin,
     round_up_to_7_digits,
     tail_bound,
 )
-from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
-from langchain_dpicl.privacy.extensions.redeclared import normalized
-from langchain_dpicl.privacy.extensions.unit_values import UNITS, UnitValues
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 ALARM = 1e-6

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.exceptions import RecordError
-from langchain_dpicl.privacy.data import units
-from langchain_dpicl.privacy.data.private_examples import Pool
+from langchain_dpicl.privacy import private_examples
+from langchain_dpicl.privacy.private_examples import Pool
 from langchain_dpicl.stores import SQLiteStore
 
 CANARY = "zx-moved-canary-12"
@@ -142,7 +142,7 @@ def test_equal_records_pass_if_no_label_loses_one_while_another_gains_one(
     before: list[tuple[str, str]], now: list[tuple[str, str]]
 ) -> None:
     HELD.clear()
-    units._BOUND.clear()
+    private_examples._BOUND.clear()
     bind(records_only(*before))
 
     def gains(text: str, label: str) -> int:
@@ -163,8 +163,10 @@ def test_equal_records_pass_if_no_label_loses_one_while_another_gains_one(
 def test_digests_are_kept_and_no_text() -> None:
     bind(people(ANN))
     bind(records_only((CANARY, "card"), (CANARY, "card")))
-    assert CANARY not in repr(units._BOUND)
-    assert all(len(unit) == 16 for kept in units._BOUND.values() for labels, _ in kept.values() for unit in labels)
+    assert CANARY not in repr(private_examples._BOUND)
+    assert all(
+        len(unit) == 16 for kept in private_examples._BOUND.values() for labels, _ in kept.values() for unit in labels
+    )
 
 
 def test_a_ledger_in_memory_that_is_gone_takes_its_labels_along_and_a_durable_one_does_not(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_no_record_is_looked_at_again_once_the_examples_are_bound(monkeypatch: p
     private = people(ANN)
     budget = bind(private)
     for name in ("labels_by_unit", "has_moved", "record_bound_labels"):
-        monkeypatch.setattr(f"langchain_dpicl.privacy.data.private_examples.{name}", None)
+        monkeypatch.setattr(f"langchain_dpicl.privacy.private_examples.{name}", None)
     budget.bind(private)
     assert isinstance(private._pool("card", ledger_id=budget.ledger_id), Pool)
 

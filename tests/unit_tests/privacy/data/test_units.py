@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.data.units import Declaration, Units, make_declaration, read_units, records_of, unit_label
+from langchain_dpicl.privacy.private_examples import (
+    Declaration,
+    Units,
+    make_declaration,
+    read_units,
+    records_of,
+    unit_label,
+)
 
 LABELS = ("a", "b", "c")
 USERS = st.sampled_from(["u1", "u2", "u3", "u4", 5, 6])

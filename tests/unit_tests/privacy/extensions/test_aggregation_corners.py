@@ -10,9 +10,8 @@ from langchain_dpicl.privacy.extensions import gradient_sums
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, RunningSum
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean, logit_sum
-from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.extensions.normalized_sums import MaxNormalizedSum, UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 
 SUMS = [
     ProbabilitySum(),

@@ -12,7 +12,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import SubsampledEvent
 from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent, AllocatedSlots
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, assign
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, assign
 from tests.contracts.doubles import RecordingRandom, SeededRandom
 from tests.contracts.sampler import EVENT, SecretSamplerContract, members
 

@@ -19,15 +19,16 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
-from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.normalized_sums import MaxNormalizedSum, UnitVectorSum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, Sensitivity, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    GumbelMechanism,
+    PoissonUnits,
+    ReleasePlan,
+)
 from tests.contracts.doubles import CountingRandom, FixedDraws
 from tests.contracts.mechanism import BOTH, MechanismContract, bounded
 

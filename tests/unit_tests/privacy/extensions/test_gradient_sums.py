@@ -19,14 +19,17 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy.extensions import gradient_sums
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, RunningSum, running_sum
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.release.sample import sum_rows
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    GumbelMechanism,
+    PoissonSlots,
+    PoissonUnits,
+    ReleasePlan,
+)
+from langchain_dpicl.release.curator import sum_rows
 from tests import row_strategies
 from tests.contracts.aggregation import LAW, AggregationContract
 

@@ -15,10 +15,10 @@ from langchain_dpicl.evaluation.plan import plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent, SubsampledEvent
-from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable, outcome_plan
+from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
 
 ALARM = 1e-6
 TABLE = OutcomeTable((3, 2))

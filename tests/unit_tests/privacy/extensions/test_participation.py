@@ -27,12 +27,12 @@ from langchain_dpicl.privacy.accounting.events import ComposedEvent, NoEvent, Re
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.individual_filter import MemoryBalances, ParticipationPlan, participation_plan
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger.tickets import event_of_tickets
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.retrieval import plan_retrieval
 
 ALARM = 1e-6
 WIDTH = 3

@@ -11,7 +11,7 @@ import pytest
 from langchain_dpicl import Budget, PrivateExamples, verify_report
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy.extensions import redeclared
-from langchain_dpicl.privacy.extensions.topic_partition import TopicExamples, split_by_topics
+from langchain_dpicl.privacy.extensions.value_counts import TopicExamples, split_by_topics
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.stores import SQLiteStore
 

@@ -14,20 +14,23 @@ from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
-from langchain_dpicl.privacy.extensions.method_tickets import (
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.registry import (
     STEP_TEMPLATE,
     shown_release,
     step_release,
     training_tickets,
 )
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    GumbelMechanism,
+    PoissonUnits,
+    ReleasePlan,
+)
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.declare_share import declare_share
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
 from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training

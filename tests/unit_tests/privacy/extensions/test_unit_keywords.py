@@ -16,15 +16,19 @@ from scipy import stats
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions.count_histograms import (
+from langchain_dpicl.privacy.extensions.value_counts import (
+    MOST_KEYWORDS,
     CountPlan,
     DiscreteLaplaceMechanism,
     GaussianCountMechanism,
+    TopicSplit,
+    UnitKeywords,
+    UnitValues,
     count_release,
+    words_of,
 )
-from langchain_dpicl.privacy.extensions.unit_values import MOST_KEYWORDS, TopicSplit, UnitKeywords, UnitValues, words_of
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
 
 ALARM = 1e-6
 VOCABULARY = ("card", "credit card", "transfer", "stra\u00dfe", "fee")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.extensions import unit_vector_sums as aggregation
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.extensions import normalized_sums as aggregation
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
 from tests.contracts.aggregation import CASES, AggregationContract, change
 from tests.unit_tests.privacy.mechanisms.test_aggregation import GRID, SQRT2

@@ -14,7 +14,7 @@ from langchain_dpicl import PrivacyBudgetCallbackHandler, verify_report
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.extensions.ledger_about import LedgerAbout
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAbout
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader
 from langchain_dpicl.reports.claims import report_digest
 from langchain_dpicl.stores import SQLiteStore

@@ -34,11 +34,11 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
     TenantCapExceededError,
 )
-from langchain_dpicl.privacy.ledger import purse as purses
+from langchain_dpicl.privacy.ledger import writer as purses
 from langchain_dpicl.privacy.ledger import writer as writers
-from langchain_dpicl.privacy.ledger.purse import PurseKey
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.ledger.writer import PurseKey
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.stores import SQLiteStore, sqlite_ledger
 from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore, on

@@ -25,9 +25,14 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
-from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, StreamTerms
-from langchain_dpicl.privacy.extensions.stream_ledger import StreamState, retire
-from langchain_dpicl.privacy.extensions.stream_windows import Windows, WindowSums
+from langchain_dpicl.privacy.extensions.stream_ledger import (
+    LAST_BLOCK,
+    StreamState,
+    StreamTerms,
+    Windows,
+    WindowSums,
+    retire,
+)
 from langchain_dpicl.privacy.ledger import state as states
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord, next_record

@@ -11,15 +11,14 @@ import pytest
 
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions import stream_windows as windows
-from langchain_dpicl.privacy.extensions.stream_ledger import StreamState, retire
-from langchain_dpicl.privacy.extensions.stream_windows import Windows, WindowSums
-from langchain_dpicl.privacy.ledger import purse as purses
+from langchain_dpicl.privacy.extensions import stream_ledger as windows
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamState, Windows, WindowSums, retire
+from langchain_dpicl.privacy.ledger import writer as purses
 from langchain_dpicl.privacy.ledger import writer as writers
-from langchain_dpicl.privacy.ledger.purse import Purse
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.ledger.writer import Purse
 from tests.durable import EarlyStore
 from tests.windows.oracle import Entry, by_arrival, first_of_a_block, rows_per_block
 from tests.windows.simulator import Simulation

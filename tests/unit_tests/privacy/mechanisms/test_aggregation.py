@@ -12,12 +12,10 @@ import pytest
 
 from langchain_dpicl.exceptions import PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
-from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.normalized_sums import MaxNormalizedSum, UnitVectorSum
 from langchain_dpicl.privacy.extensions.registry import AGGREGATIONS
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms import bounded as aggregation
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ProbabilitySum, Sensitivity, VoteSum
 from tests.contracts.aggregation import CASES, AggregationContract, change
 
 SQRT2 = 1.4142135623730951

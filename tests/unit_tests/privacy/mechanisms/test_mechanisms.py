@@ -12,10 +12,10 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
-from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, GaussianDraws
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, GumbelMechanism, Release
 from tests.contracts.doubles import FixedNoise, SeededRandom
 from tests.contracts.mechanism import NoiseContract, bounded, permute_and_flip, softmax
 

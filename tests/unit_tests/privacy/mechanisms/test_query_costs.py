@@ -28,8 +28,8 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.options import Training
-from langchain_dpicl.privacy.data.units import Units
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.private_examples import Units
 from tests.doubles import WORDS
 from tests.free_form_doubles import Writer
 from tests.gradient_doubles import LogisticEngine
@@ -75,10 +75,8 @@ def examples(number: int, monkeypatch: pytest.MonkeyPatch, **declared: Any) -> P
         positions={str(place): place for place in range(number)},
     )
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "langchain_dpicl.privacy.data.private_examples.read_units", lambda records, declared, **_: (units, "")
-        )
-        patch.setattr("langchain_dpicl.privacy.data.private_examples.labels_by_unit", lambda units, declared: {})
+        patch.setattr("langchain_dpicl.privacy.private_examples.read_units", lambda records, declared, **_: (units, ""))
+        patch.setattr("langchain_dpicl.privacy.private_examples.labels_by_unit", lambda units, declared: {})
         return PrivateExamples([], public_size=20_000, **given)
 
 

@@ -15,16 +15,18 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.normalized_sums import MaxNormalizedSum, UnitVectorSum
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
-from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
 from langchain_dpicl.privacy.mechanisms import release_plan
-from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
-from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.mechanisms.release_plan import (
+    GaussianMechanism,
+    GumbelMechanism,
+    PoissonSlots,
+    PoissonUnits,
+    ReleasePlan,
+)
 
 CONFIDENT = ConfidentGNMaxMechanism(1.0, 1.0, threshold=2.0)
 JOINT = JointExponentialMechanism(2.0, num_choices=3)

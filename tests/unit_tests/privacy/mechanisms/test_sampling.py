@@ -12,9 +12,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import PureEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.registry import SAMPLERS
-from langchain_dpicl.privacy.mechanisms import sampling
+from langchain_dpicl.privacy.mechanisms import release_plan
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, assign
+from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits, assign
 from tests.contracts.doubles import CountingRandom, RecordingRandom, SeededRandom
 from tests.contracts.sampler import EVENT, SamplerContract, SecretSamplerContract, members
 
@@ -302,7 +302,7 @@ def test_a_sampler_that_flips_a_coin_per_unit_turns_the_cost_test_red(monkeypatc
     def per_unit(num_units, sampling_rate, rng):
         return [i for i, taken in enumerate(rng.bernoulli(sampling_rate, min(num_units, 20_000))) if taken]
 
-    monkeypatch.setattr(sampling, "poisson", per_unit)
+    monkeypatch.setattr(release_plan, "poisson", per_unit)
     with pytest.raises(AssertionError):
         TestPoissonUnits().test_cost_grows_with_the_sample_not_with_the_data()
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from langchain_dpicl.privacy.accounting import pld_grid as _grid
+from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
 from langchain_dpicl.privacy.extensions import random_allocation as _allocation
 from langchain_dpicl.privacy.extensions.random_allocation import _add_laws, _Sum

@@ -1,1 +1,0 @@
-"""Synthetic documents for retrieval, written topic by topic."""

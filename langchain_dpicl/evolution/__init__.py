@@ -1,1 +1,0 @@
-"""Private evolution: texts that are chosen by private nearest-neighbour votes (Xie et al. 2024)."""

@@ -1,0 +1,976 @@
+"""Answers each query with a text from a private release of embeddings or keywords (Wu et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import PromptValue
+from langchain_core.prompts import BasePromptTemplate, PromptTemplate
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import merge_configs
+from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import override
+
+from langchain_dpicl._construction import awaitable
+from langchain_dpicl._templates import Template
+from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend
+from langchain_dpicl.backends.base import Rows as EngineRows
+from langchain_dpicl.backends.embedded import cut_at_stop
+from langchain_dpicl.backends.langchain.texts import stops_of
+from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
+from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.exceptions import DPICLError, ModelCallError
+from langchain_dpicl.options import (
+    LLM,
+    EmbeddingAnswers,
+    FewShotTask,
+    KeywordAnswers,
+    Noise,
+    Rows,
+    Serving,
+    TemplateLike,
+    noise_with,
+    option_of,
+)
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.extensions.joint_exponential import MAX_CHOICES, JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, Release
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.release.curator import Record, release_once
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.results import FreeFormResult, Receipt
+from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, TenantRegistry, scope_of_plan, traits_of
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.query_plan import design_of_queries, plan_queries
+from langchain_dpicl.runs.query_runnable import QueryRunnable, served
+from langchain_dpicl.stores.memos import ReleaseMemo
+from langchain_dpicl.tasks import FewShotTemplate, Query, wording_of
+
+NO_STREAM = "nostream"
+"""LangGraph's tag for calls whose tokens are not streamed to the user of a graph."""
+
+KEYWORDS = "keywords"
+"""Variable of an answer prompt: the released keywords, best first, with commas between them."""
+
+_ANY_CHOICE = ("yes", "no")
+"""Choices of a test call that detects whether an engine answers."""
+
+_HINT = "Words that good answers to what follows often hold, the most common first: {" + KEYWORDS + "}"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class PublicRequest:
+    """Makes a public call to code outside this package; reports the class of an error only.
+
+    The text of an error is omitted: texts about load and credit may describe the private calls made before.
+    """
+
+    name: str
+    ask: Callable[[], Any]
+    aask: Callable[[], Awaitable[Any]]
+
+    def run(self) -> Any:
+        """Answers, blocking."""
+        try:
+            return self.ask()
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  foreign code may raise anything
+            kind = _kind(error)
+        raise self._failed(kind)  # outside the handler, so that the foreign exception is not its context
+
+    async def arun(self) -> Any:
+        """Answers, awaiting."""
+        try:
+            return await self.aask()
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  foreign code may raise anything
+            kind = _kind(error)
+        raise self._failed(kind)
+
+    def _failed(self, kind: str) -> ModelCallError:
+        return ModelCallError(f"a public call to {self.name} failed ({kind}). Check it, then ask again")
+
+
+class PublicModel:
+    """A model that answers public prompts: a Runnable in traced calls, or an engine.
+
+    Args:
+      llm: a Runnable from a prompt to text or a message; or an engine that completes text.
+      max_tokens: most tokens of an engine's answer; a Runnable has its own limit.
+      stop: texts that end an answer.
+    """
+
+    def __init__(self, llm: Any, *, max_tokens: int, stop: Sequence[str]) -> None:
+        self._llm: Runnable[Any, Any] | TextBackend = llm if isinstance(llm, Runnable) else as_text_backend(llm)
+        self._max_tokens = check_int("max_tokens", max_tokens, low=1)
+        self._stop = stops_of(stop)
+        self.name = type(unwrap(llm)[0]).__name__
+        """Public name, for messages."""
+
+    def ask(self, prompt: str | PromptValue, config: RunnableConfig, *, count: int = 1) -> Effect:
+        """Returns an `Effect` of `count` equal calls, answered by a tuple of distinct answers that are not blank."""
+        return self.request_each([prompt] * count, config)
+
+    def request_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Effect:
+        """Returns an `Effect` with one call for each public prompt; its answer is as that of `ask`."""
+        if isinstance(self._llm, Runnable):
+            return self._ask_runnable(self._llm, list(prompts), config)
+        return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
+
+    def rest(self) -> None:
+        """Releases what a run has started for its calls; does nothing by default."""
+
+    def _ask_runnable(self, model: Runnable[Any, Any], prompts: list[Any], config: RunnableConfig) -> Effect:
+        def ask() -> tuple[str, ...]:
+            answers = [model.invoke(prompts[0], config)] if len(prompts) == 1 else model.batch(prompts, config)
+            return self._read(answers)
+
+        async def aask() -> tuple[str, ...]:
+            if len(prompts) == 1:
+                return self._read([await model.ainvoke(prompts[0], config)])
+            return self._read(await model.abatch(prompts, config))
+
+        return PublicRequest(self.name, ask, aask)
+
+    def _ask_engine(self, engine: TextBackend, prompts: list[str]) -> Effect:
+        options: dict[str, Any] = {"max_tokens": self._max_tokens, "stop": self._stop}
+        if "public" in inspect.signature(engine.complete).parameters:  # such engines need no constant batch shape then
+            options["public"] = True
+
+        def ask() -> tuple[str, ...]:
+            texts = self._read(engine.complete(prompts, **options))
+            # Engines return "" for failed calls too; a second call tells an empty answer from an outage.
+            if not texts and isinstance(engine, PublicChoiceBackend):
+                engine.score_public(prompts[0], _ANY_CHOICE)
+            elif not texts:
+                self._check_answers(engine).top_tokens(prompts[0], (), top_k=1)
+            return texts
+
+        async def aask() -> tuple[str, ...]:
+            texts = self._read(await engine.acomplete(prompts, **options))
+            if not texts and isinstance(engine, PublicChoiceBackend):
+                await engine.ascore_public(prompts[0], _ANY_CHOICE)
+            elif not texts:
+                await self._check_answers(engine).atop_tokens(prompts[0], (), top_k=1)
+            return texts
+
+        return PublicRequest(self.name, ask, aask)
+
+    def _check_answers(self, engine: TextBackend) -> NextTokenBackend:
+        """Returns the engine if it has a call that fails visibly: "" may be an answer or a failed call."""
+        if isinstance(engine, NextTokenBackend):
+            return engine
+        raise ModelCallError(
+            f"a public call to {self.name} brought no text before the first of stop={list(self._stop)}. Check the "
+            "model, or give another stop=, then ask again"
+        )
+
+    def _read(self, answers: Iterable[Any]) -> tuple[str, ...]:
+        return distinct_texts(cut_at_stop(text_of(self.name, answer), self._stop) for answer in answers)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateAnswers:
+    """The public answers to a query.
+
+    Attributes:
+      zero_shot: an answer of the public model; "" if there is none.
+      candidates: distinct answers to choose from, or to take keywords from.
+    """
+
+    zero_shot: str
+    candidates: tuple[str, ...]
+
+
+class CandidateSource:
+    """The public calls of a query, before its ticket is reserved and after its release.
+
+    Formal guarantees:
+      - Each model that a query needs is called here first, so that an outage is detected before a ticket is reserved.
+      - Calls contain public texts only.
+
+    Args:
+      llm: the model of the private calls; called in public too.
+      writer: the public model, if it is another one.
+      candidates: a list, or a Runnable or function that returns one for each query; None: the public model writes
+        them.
+      count: answers that the public model is asked for as candidates; 0: none are needed.
+    """
+
+    def __init__(
+        self, llm: PublicModel, *, writer: PublicModel | None = None, candidates: Any = None, count: int = 0
+    ) -> None:
+        self._llm = llm
+        self._writer = writer or llm
+        self._count = 0 if candidates is not None else count
+        self.fixed = None if _fetches(candidates) else _check_texts("candidates", candidates)
+        """The candidates if they are the same for every query; otherwise None."""
+        self._source = _as_runnable(candidates) if _fetches(candidates) else None
+
+    @property
+    def name(self) -> str:
+        """Name of the public model, for reports."""
+        return self._writer.name
+
+    @property
+    def kind(self) -> str:
+        """Where candidates come from, for reports."""
+        if self.fixed is not None:
+            return "given"
+        return "fetched" if self._source else "written" if self._count else "none"
+
+    def before(
+        self, prompt: str, query: Mapping[str, str], config: RunnableConfig
+    ) -> EffectGenerator[CandidateAnswers]:
+        """Makes the public calls before the ticket is reserved (an effect generator)."""
+        config = merge_configs(config, {"tags": [NO_STREAM]})
+        own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
+        # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
+        if self._writer is not self._llm:
+            yield self._llm.ask(prompt, config)
+        zero_shot = own[0] if own else ""
+        if self._source is not None:
+            return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))
+        return CandidateAnswers(zero_shot, self.fixed or (own if self._count else ()))
+
+    def write(self, prompt: PromptValue, config: RunnableConfig) -> EffectGenerator[str]:
+        """Asks the public model for its answer (an effect generator)."""
+        answers: tuple[str, ...] = yield self._writer.ask(prompt, config)
+        if not answers:
+            raise ModelCallError(f"a public call to {self.name} brought no text before the first stop string")
+        return answers[0]
+
+    @staticmethod
+    def _fetch(source: Runnable[Any, Any], query: Mapping[str, str], config: RunnableConfig) -> Effect:
+        value: Any = next(iter(query.values())) if len(query) == 1 else dict(query)
+
+        def ask() -> tuple[str, ...]:
+            return _check_texts("candidates", source.invoke(value, config)) or ()
+
+        async def aask() -> tuple[str, ...]:
+            return _check_texts("candidates", await source.ainvoke(value, config)) or ()
+
+        return PublicRequest("candidates", ask, aask)
+
+
+def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTemplate[Any]:
+    """Returns the template that an answer is written from; by default a line of keywords and the zero-shot prompt."""
+    if KEYWORDS in wording.input_variables:
+        raise fail("suffix, prefix", f"another name than {{{KEYWORDS}}} for a variable of the query", KEYWORDS)
+    if template is None:
+        between = wording.separator.replace("{", "{{").replace("}", "}}")
+        template = between.join([*([wording.prefix] if wording.prefix else []), _HINT, wording.suffix])
+    if isinstance(template, str):
+        template = PromptTemplate.from_template(Template.of("answer_prompt", template).text)
+    if not isinstance(template, BasePromptTemplate):
+        raise fail("answer_prompt", "text or a prompt template", type(template).__name__)
+    variables = set(template.input_variables)
+    if KEYWORDS not in variables or not variables <= {KEYWORDS, *wording.input_variables}:
+        expected = f"a template with {{{KEYWORDS}}} and variables among {list(wording.input_variables)}"
+        raise fail("answer_prompt", expected, sorted(variables))
+    try:  # fails here rather than after a charged release
+        template.format_prompt(**dict.fromkeys(variables, "text"))
+    except Exception as error:  # noqa: BLE001  a template class may raise anything
+        fault = type(error).__name__
+    else:
+        return template
+    raise fail("answer_prompt", "a template that texts can be filled into", fault)
+
+
+def text_of(name: str, answer: Any) -> str:
+    """Returns the text of a public answer."""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, BaseMessage):
+        return str(answer.text)
+    if isinstance(answer, Document):
+        return answer.page_content
+    raise fail(name, "answers that are text, messages or documents", type(answer).__name__)
+
+
+def distinct_texts(texts: Iterable[str]) -> tuple[str, ...]:
+    """Returns the texts without white space around them, each once, blank ones left out."""
+    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+
+def _fetches(candidates: Any) -> bool:
+    return isinstance(candidates, Runnable) or callable(candidates)
+
+
+def _as_runnable(source: Any) -> Runnable[Any, Any]:
+    return source if isinstance(source, Runnable) else RunnableLambda(source)
+
+
+def _check_texts(name: str, values: Any) -> tuple[str, ...] | None:
+    if values is None:
+        return None
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise fail(name, "a list of texts, or a Runnable or function that gives one", type(values).__name__)
+    return distinct_texts(text_of(name, value) for value in values)
+
+
+def _kind(error: Exception) -> str:
+    return classify_error(error, explain="kind").detail or type(error).__name__
+
+
+MOST_KEYWORDS = 256
+"""Default of the largest keyword domain that is built for a query."""
+
+_TOO_FEW = (
+    "Give writer= a model with a temperature above 0 (and without a response cache), your own candidates=, "
+    "or another stop= if answers begin with one. Nothing was charged."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOutcome:
+    """The public state of one answer.
+
+    Attributes:
+      answer: the text; None: to be written from the keywords.
+      keywords: released, best first.
+      similarities: cosine to the released sum, by candidate.
+      abstained: nothing exceeded the noise floor; the text is the abstention text.
+    """
+
+    answer: str | None
+    keywords: tuple[str, ...] | None = None
+    similarities: dict[str, float] | None = None
+    abstained: bool = False
+
+
+class AnswerRelease(Protocol):
+    """One query prepared for its release."""
+
+    @property
+    def rows(self) -> AnswerRows:
+        """Turns private prompts into rows."""
+
+    def outcome(self, released: Release) -> AnswerOutcome:
+        """Computes the outcome from the release (post-processing)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EmbeddingRequest:
+    """Asks for the embeddings of PUBLIC texts."""
+
+    embeddings: SilentEmbeddings
+    texts: tuple[str, ...]
+
+    def run(self) -> EngineRows:
+        """Answers, blocking."""
+        return self.embeddings.public(self.texts)
+
+    async def arun(self) -> EngineRows:
+        """Answers, awaiting."""
+        return await self.embeddings.apublic(self.texts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingRelease:
+    """The public candidates of one query and their embeddings, float64[candidates, width].
+
+    Attributes:
+      floor: least length of the released sum along the nearest candidate; None: the nearest is always the answer.
+      abstain_answer: the text below the floor.
+    """
+
+    rows: AnswerRows
+    candidates: tuple[str, ...]
+    vectors: EngineRows
+    floor: float | None = None
+    abstain_answer: str = ""
+
+    def outcome(self, released: Release) -> AnswerOutcome:
+        """Returns the candidate nearest to the released sum; the first of equals."""
+        # The mean is the sum over a public count, which changes no cosine.
+        total = np.asarray(released.values)
+        near = cosines(total, self.vectors)
+        similarities = dict(zip(self.candidates, near.tolist(), strict=True))
+        if self.floor is not None and float(near.max() * np.linalg.norm(total)) < self.floor:
+            return AnswerOutcome(self.abstain_answer, similarities=similarities, abstained=True)
+        return AnswerOutcome(self.candidates[int(near.argmax())], similarities=similarities)
+
+
+class EmbeddingAggregator:
+    """Aggregates answers by embedding them; releases the noisy sum of their unit vectors.
+
+    Args:
+      engine: completes private prompts.
+      answers: what the caller gave.
+      embeddings: LangChain embeddings, or silent ones; they receive the private answers.
+      fixed: the candidates of every query; embedded here.
+
+    Attributes:
+      floor_of: number of candidates to the least length along the nearest one; public, from the plan.
+      abstain_answer: the text below that length.
+    """
+
+    kind = "embedding"
+    floor_of: Callable[[int], float] | None = None
+
+    def __init__(
+        self, engine: TextBackend, answers: EmbeddingAnswers, *, embeddings: Any, fixed: tuple[str, ...] | None
+    ) -> None:
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise fail("embeddings", "LangChain embeddings", type(embeddings).__name__)
+        if fixed is not None:
+            _check_candidates(fixed)
+        self.abstain_answer = answers.abstain_answer
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self._rows = AnswerRows.embedded(engine, self.embeddings, max_tokens=answers.max_tokens, stop=answers.stop)
+        self._fixed = None if fixed is None else (fixed, self.embeddings.public(fixed))
+
+    aggregation = UnitVectorSum()
+    mechanism = GaussianMechanism(1.0)
+
+    @property
+    def width(self) -> int:
+        """Columns of a row."""
+        return self._rows.width
+
+    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
+        """Embeds the candidates; of fixed candidates only one, to detect an outage."""
+        del query
+        _check_candidates(candidates)
+        # Fixed candidates were embedded at construction; one is embedded again to detect an outage before the ticket.
+        if self._fixed is not None:
+            yield _EmbeddingRequest(self.embeddings, candidates[:1])
+            return self._round(*self._fixed)
+        vectors = yield _EmbeddingRequest(self.embeddings, candidates)
+        return self._round(candidates, vectors)
+
+    def _round(self, candidates: tuple[str, ...], vectors: EngineRows) -> EmbeddingRelease:
+        floor = None if self.floor_of is None else self.floor_of(len(candidates))
+        return EmbeddingRelease(self._rows, candidates, vectors, floor, self.abstain_answer)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"embeddings": self.embeddings.name}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeywordRelease:
+    """The public keywords of one query."""
+
+    rows: AnswerRows
+    words: tuple[str, ...]
+
+    def outcome(self, released: Release) -> AnswerOutcome:
+        """Returns the released keywords, from which the answer is written later."""
+        return AnswerOutcome(None, keywords=tuple(self.words[index] for index in released.indices or ()))
+
+
+class KeywordAggregator:
+    """Aggregates answers by counting public keywords in them; releases the most common ones, in order.
+
+    Args:
+      engine: completes private prompts.
+      answers: what the caller gave.
+    """
+
+    kind = "keywords"
+    aggregation = KeywordSum()
+
+    def __init__(self, engine: TextBackend, answers: KeywordAnswers) -> None:
+        most = MOST_KEYWORDS if answers.max_keywords is None else answers.max_keywords
+        self._number = check_int("num_keywords", answers.num_keywords, low=1, high=MAX_CHOICES)
+        self._most = check_int("max_keywords", most, low=self._number)
+        self._fixed = None if answers.keywords is None else self._checked(Keywords(answers.keywords))
+        self._engine = engine
+        self._options: dict[str, Any] = {"max_tokens": answers.max_tokens, "stop": answers.stop}
+        self.abstain_answer = answers.abstain_answer
+
+    @property
+    def mechanism(self) -> JointExponentialMechanism:
+        """The mechanism; its noise is calibrated by the plan."""
+        return JointExponentialMechanism(1.0, num_choices=self._number)
+
+    @property
+    def width(self) -> int:
+        """Most columns of a row."""
+        return self._most if self._fixed is None else len(self._fixed)
+
+    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
+        """Builds the keyword domain of the query."""
+        domain = self._fixed or self._checked(Keywords.of_texts([*query, *candidates], most=self._most))
+        return KeywordRelease(AnswerRows.keywords(self._engine, domain, **self._options), domain.words)
+        yield  # makes this a generator
+
+    def _checked(self, domain: Keywords) -> Keywords:
+        if len(domain) < self._number:
+            advice = "Lower num_keywords=, or give keywords=, candidates= or more num_candidates=. Nothing was"
+            raise fail(
+                "keywords",
+                f"at least num_keywords={self._number} in the public domain",
+                len(domain),
+                advice + " charged.",
+            )
+        return domain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"num_keywords": self._number, "keywords": "made for each query" if self._fixed is None else "given"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoisyKeywordRelease:
+    """The public keywords of one query, how many of them are returned at most, and the noise floor."""
+
+    rows: AnswerRows
+    words: tuple[str, ...]
+    most: int
+    floor: float
+    abstain_answer: str
+
+    def outcome(self, released: Release) -> AnswerOutcome:
+        """Returns the keywords above the noise floor, best first; without any, the answer is the abstention text."""
+        weights = np.asarray(released.values)
+        best = [int(place) for place in np.argsort(-weights, kind="stable")[: self.most]]
+        words = tuple(self.words[place] for place in best if weights[place] >= self.floor)
+        return (
+            AnswerOutcome(None, keywords=words)
+            if words
+            else AnswerOutcome(self.abstain_answer, keywords=(), abstained=True)
+        )
+
+
+class NoisyKeywordAggregator(KeywordAggregator):
+    """As `KeywordAggregator`, with Gaussian noise on every keyword: the keywords of an answer are a vector of length 1.
+
+    Attributes:
+      floor: least noisy weight of a returned keyword; public, from the plan.
+      abstain_answer: the text if no keyword reaches the floor.
+    """
+
+    aggregation = VoteVectorSum()  # type: ignore[assignment]
+    floor: float = 0.0
+
+    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
+        """Builds the keyword domain of the query; see `KeywordAggregator.prepared`."""
+        made: Any = yield from super().prepared(query, candidates)
+        return NoisyKeywordRelease(made.rows, made.words, self._number, self.floor, self.abstain_answer)
+
+
+Space: TypeAlias = EmbeddingAggregator | KeywordAggregator
+
+
+def cosines(vector: NDArray[np.float64], rows: EngineRows) -> NDArray[np.float64]:
+    """Returns float64[n]: the cosine of the angle to each row, 0 for zero vectors; finite for all finite floats.
+
+    >>> cosines(np.array([3.0, 4.0]), np.array([[1.0, 0.0], [0.0, 0.0], [1e300, 1e300]])).round(2).tolist()
+    [0.6, 0.0, 0.99]
+    """
+    near: NDArray[np.float64] = _unit(rows) @ _unit(vector[None, :])[0]
+    return near
+
+
+def _unit(rows: EngineRows) -> EngineRows:
+    """Returns rows of length 1, or 0; divides by the largest entry first, whose square may overflow."""
+    peak = np.abs(rows).max(axis=1, keepdims=True)  # [n, 1]
+    scaled = np.divide(rows, peak, out=np.zeros_like(rows), where=peak > 0)
+    length = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+    unit: EngineRows = np.divide(scaled, length, out=scaled, where=length > 0)
+    return unit
+
+
+def _check_candidates(candidates: tuple[str, ...]) -> None:
+    if len(candidates) < 2:
+        raise fail("candidates", "at least 2 distinct public answers to choose from", len(candidates), _TOO_FEW)
+
+
+MOST_OWED = 256
+"""Releases of one tenant that wait for their answer to be written."""
+
+TextAnswers: TypeAlias = EmbeddingAnswers | KeywordAnswers
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedQuery:
+    """What is prepared before a ticket is reserved; public."""
+
+    render: Callable[[Sequence[Record]], str]
+    zero_shot: str
+    round: AnswerRelease
+    direction: Any = None
+    """Embedding of the query, for retrieval; None: no documents are compared."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerMaker:
+    """The models, templates and aggregation of a component whose answers are texts. Public.
+
+    Attributes:
+      options: what the caller gave.
+      wording: templates of the prompts.
+      space: how private answers are aggregated.
+      public: the models and candidates of public calls.
+      template: the prompt that an answer is written from; None: the answer is one of the candidates.
+      model: name of the engine of the private calls.
+      traits: settings of the models, which decide answers.
+    """
+
+    options: TextAnswers
+    wording: FewShotTemplate
+    space: Space
+    public: CandidateSource
+    template: BasePromptTemplate[Any] | None
+    model: str
+    traits: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        private: PrivateExamples,
+        llm: Any,
+        task: FewShotTask,
+        options: TextAnswers,
+        *,
+        near: Any = None,
+    ) -> Self:
+        """Checks the options and builds what they ask for; `near`: the embeddings of retrieved documents."""
+        if task.labels is not None or task.verbalizers is not None:
+            raise fail("task", "no labels and no verbalizers, because the answers are texts", "some")
+        wording = wording_of(private, task)
+        template = answer_template(wording, options.answer_prompt) if isinstance(options, KeywordAnswers) else None
+        llm, writer = as_model(llm), as_model(options.writer)
+        limits: dict[str, Any] = {"max_tokens": options.max_tokens, "stop": options.stop}
+        has_domain = isinstance(options, KeywordAnswers) and options.keywords is not None
+        public = CandidateSource(
+            PublicModel(llm, **limits),
+            writer=None if writer is None else PublicModel(writer, **limits),
+            candidates=options.candidates,
+            count=0 if has_domain else options.num_candidates,
+        )
+        engine = as_text_backend(llm)
+        space: Space
+        if isinstance(options, KeywordAnswers):
+            space = KeywordAggregator(engine, options) if near is None else NoisyKeywordAggregator(engine, options)
+        else:
+            embeddings = as_embeddings(near if options.embeddings is None else options.embeddings)
+            space = EmbeddingAggregator(engine, options, embeddings=embeddings, fixed=public.fixed)
+        traits = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
+        name = getattr(engine, "name", type(engine).__name__)
+        return cls(options, wording, space, public, template, name, traits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            **self.wording.to_dict(),
+            "answers": self.space.kind,
+            "model": self.model,
+            "writer": self.public.name,
+            "candidates_are": self.public.kind,
+            "num_candidates": self.options.num_candidates,
+            "max_tokens": self.options.max_tokens,
+            "stop": list(self.options.stop),
+            "space": self.space.to_dict(),
+        }
+
+    def memo(
+        self,
+        store: ReleaseMemo | None,
+        *,
+        private: PrivateExamples,
+        budget: Budget,
+        share: Share,
+        report: Mapping[str, Any],
+    ) -> AnswerMemo | None:
+        """Returns the cache of answers in a memo, by the report and what is too long for it; None: there is no memo."""
+        if store is None:
+            return None
+        domain = self.options.keywords if isinstance(self.options, KeywordAnswers) else None
+        lists = {"candidates": self.public.fixed, "domain": domain, "answer_prompt": _prompt_with_names(self.template)}
+        public = {**report, **self.traits, **lists}
+        scope = scope_of_plan(budget, share, dataset_id=private.dataset_id, public=public)
+        return AnswerMemo(store, scope=scope, packed=_outcome_to_json, unpacked=_outcome_from_json)
+
+
+class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
+    r"""Answers each query with a text that many private few-shot prompts agree on, under differential privacy.
+
+    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt that
+    ends with the query, and the model completes each prompt in a call that is not traced. No private answer is
+    released, only an aggregate of them:
+
+    - `EmbeddingAnswers`: answers are embedded, in calls that are not traced, and the noisy sum of their unit vectors is
+      released. The answer is the nearest of the public candidates.
+    - `KeywordAnswers`: which words of a public domain occur in the answers is counted, and an ordered list of common
+      ones is released. The public model writes the answer from them.
+
+    Formal guarantees:
+      - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
+        delta, for adaptively chosen queries; epsilon is an upper bound.
+      - Candidates and keywords come from public calls, which receive no private record and are made before the ticket
+        is reserved.
+      - A row that fails, or answers nothing, adds zeros; one record moves one row.
+      - If the public model fails to write the answer, the release is kept for its tenant: asking again is free.
+
+    Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
+    wording's variables. Queries are public: only the private records are protected.
+
+    Example:
+      >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, EmbeddingAnswers, PrivateExamples
+      >>> solved = [
+      ...     {"question": "card stuck?", "answer": "a new card"},
+      ...     {"question": "pin lost?", "answer": "a new pin"},
+      ... ]
+      >>> private = PrivateExamples(solved, text_key="question", fields=("answer",), public_size=2_000)
+      >>> helper = DPFreeFormRunnable.from_private_examples(
+      ...     private,
+      ...     llm=EmbeddedLLM(),
+      ...     max_queries=10,
+      ...     budget=Budget(epsilon=2.0, delta=1e-6),
+      ...     epsilon=1.0,
+      ...     example_prompt="Q: {question}\nA: {answer}",
+      ...     suffix="Q: {input}\nA:",
+      ...     answers=EmbeddingAnswers(
+      ...         embeddings=DeterministicFakeEmbedding(size=16), candidates=("a new card", "a new pin")
+      ...     ),
+      ... )
+      >>> helper.invoke("my card is stuck") in {"a new card", "a new pin"}
+      True
+    """
+
+    maker: Any = Field(exclude=True, repr=False)
+    """How answers are made: an `AnswerMaker`. Public."""
+
+    owed: Any = Field(exclude=True, repr=False)
+    """Charged releases by tenant whose answer is not written yet; shared by all copies."""
+
+    RESULT = FreeFormResult
+
+    @classmethod
+    @door("DPFreeFormRunnable")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: LLM,
+        max_queries: int,
+        budget: BudgetLike | None = None,
+        epsilon: float | None = None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        prefix: TemplateLike = "",
+        task: FewShotTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | None = None,
+        answers: EmbeddingAnswers | KeywordAnswers | None = None,
+        serving: Serving | None = None,
+        component: str | None = None,
+    ) -> Self:
+        """Plans the noise, declares the share and returns a Runnable that has spent nothing so far.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
+          llm: an engine that completes text, an object that carries one, or a LangChain chat or completion model; see
+            `backends.resolve.as_text_backend`. It receives the private prompts.
+          max_queries: queries that the share pays for.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig whose callbacks hold one; otherwise
+            looked up in the context.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          example_prompt: template of one record; by default text and label on a line each.
+          suffix: template of the query, after the examples; the answer is what follows.
+          prefix: template before the examples.
+          task: a `FewShotTask`, in place of the three templates; without labels.
+          rows: a `Rows`: how many prompts, and of how many records; see there.
+          noise: a `Noise`; its mechanism follows from `answers`.
+          answers: an `EmbeddingAnswers` (the default) or a `KeywordAnswers`: how private answers are aggregated.
+          serving: a `Serving`: limits, memory and tenants.
+          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          CapabilityError: the model cannot write text, or the embeddings cannot embed.
+          UnsilencableModelError: the model or the embeddings cannot be called without tracing.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ModelCallError: the model or the embeddings could not be reached.
+          MemoError: the memo cannot be used.
+
+        Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models.
+        """
+        spender = resolve_budget(budget)
+        words = FewShotTask.of(task, example_prompt, suffix, prefix)
+        wanted = cast("TextAnswers", option_of("answers", answers, EmbeddingAnswers, KeywordAnswers))
+        fields, memo = served(serving, budget=spender, component=component)
+        maker = AnswerMaker.of(private, llm, words, wanted)
+        given = noise_with(noise, maker.space.mechanism.name)
+        size, wordings = private.public_size_of(None), maker.wording.num_wordings
+        shape = design_of_queries(rows, size) or RowDesign.choose_for(wordings, smallest_size=size)
+        plan = plan_queries(
+            size,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=given.delta),
+            adjacency=spender.adjacency,
+            max_queries=max_queries,
+            aggregation=maker.space.aggregation,
+            mechanism=maker.space.mechanism,
+            noise_multiplier=given.multiplier,
+            design=shape.check_wordings(wordings),
+            width=maker.space.width,
+            partition=private.dataset_id,
+        )
+        report = {**plan.to_dict(), **maker.to_dict()}
+        component = spender.fresh_name("free-form") if component is None else component
+        share = declare_share(
+            private, spender, plan, component=component, epsilon=epsilon, public=report, engines=[maker.space]
+        )
+        return cls(
+            private=private,
+            budget=spender,
+            share=share,
+            plan=plan,
+            wording=maker.wording,
+            maker=maker,
+            owed=TenantRegistry(memo_size=MOST_OWED),
+            memo=maker.memo(memo, private=private, budget=spender, share=share, report=report),
+            **fields,
+        )
+
+    afrom_private_examples: ClassVar = awaitable(from_private_examples)
+
+    @override
+    def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[_PreparedQuery]:
+        """Asks for candidates, which calls every model that the release needs."""
+        prompts = self.wording.renderer([query])
+        variables = dict(zip(self.wording.input_variables, query, strict=True))
+        said = yield from self.maker.public.before(prompts(())[0], variables, config)
+        aggregation = yield from self.maker.space.prepared(query, said.candidates)
+        return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)
+
+    @override
+    def _released(
+        self,
+        query: Query,
+        prepared: _PreparedQuery,
+        ticket: Reservation,
+        config: RunnableConfig,
+        keep: Callable[[Any], None],
+    ) -> EffectGenerator[AnswerOutcome]:
+        source = prepared.round.rows
+        released = yield from release_once(
+            self.private,
+            ticket,
+            plan=self.plan.release,
+            rows=self._limit_concurrency(source.ask, config),
+            render=prepared.render,
+            width=source.width,
+            keep=lambda release: keep(prepared.round.outcome(release)),
+        )
+        outcome: AnswerOutcome = prepared.round.outcome(released)
+        return outcome
+
+    @override
+    def _read_memo(self, tenant: Tenant, query: Query) -> AnswerOutcome | None:
+        owed: AnswerOutcome | None = self.owed.recall(tenant, query)
+        if owed is not None and self.memo is None:
+            return owed
+        stored: AnswerOutcome | None = super()._read_memo(
+            tenant, query
+        )  # another process may have written it meanwhile
+        return owed if stored is None else stored
+
+    @override
+    def _is_whole(self, outcome: AnswerOutcome) -> bool:
+        return outcome.answer is not None
+
+    @override
+    def _finished(
+        self, tenant: Tenant, query: Query, outcome: AnswerOutcome, config: RunnableConfig
+    ) -> EffectGenerator[AnswerOutcome]:
+        """Writes the answer from released keywords; until then the release is kept in `owed`."""
+        if outcome.answer is None:
+            owed = outcome
+            self.owed.remember(
+                tenant, query, owed
+            )  # first: the call below may fail or be cancelled, and the release is charged
+            answer = yield from self._written(query, owed.keywords or (), config)
+            outcome = dataclasses.replace(owed, answer=answer)
+            self._keep(tenant, query, outcome, instead_of=owed)
+            self.owed.forget(tenant, query, owed)
+        finished: AnswerOutcome = yield from super()._finished(tenant, query, outcome, config)
+        return finished
+
+    def _written(self, query: Query, keywords: tuple[str, ...], config: RunnableConfig) -> EffectGenerator[str]:
+        variables = dict(zip(self.wording.input_variables, query, strict=True))
+        prompt = self.maker.template.format_prompt(**variables, **{KEYWORDS: ", ".join(keywords)})
+        try:
+            answer: str = yield from self.maker.public.write(prompt, config)
+        except ModelCallError as error:
+            failed = str(error).rstrip(". ")
+        else:
+            return answer
+        where = " and in this process" if self.memo is None else ""
+        raise ModelCallError(
+            f"{failed}. The release stays charged and is kept: asking again, as the same tenant{where}, writes the "
+            f"answer for free from its keywords, {list(keywords)}"
+        )
+
+    @override
+    def _zero_shot(
+        self, query: Query, prepared: _PreparedQuery, config: RunnableConfig
+    ) -> EffectGenerator[AnswerOutcome]:
+        return AnswerOutcome(prepared.zero_shot)
+        yield  # makes this a generator
+
+    @override
+    def _text(self, outcome: AnswerOutcome) -> str:
+        return outcome.answer or ""
+
+    @override
+    def _result(self, outcome: AnswerOutcome, receipt: Receipt) -> FreeFormResult:
+        return FreeFormResult(
+            answer=self._text(outcome),
+            keywords=outcome.keywords,
+            similarities=outcome.similarities,
+            abstained=outcome.abstained,
+            receipt=receipt,
+        )
+
+
+def _outcome_to_json(outcome: AnswerOutcome) -> dict[str, Any]:
+    """Returns an outcome as JSON values."""
+    return dataclasses.asdict(outcome)
+
+
+def _outcome_from_json(stored: Mapping[str, Any]) -> AnswerOutcome:
+    """Returns an outcome as it was kept."""
+    answer, words, cosines = (stored[name] for name in ("answer", "keywords", "similarities"))
+    if not isinstance(answer, str) and not (answer is None and words is not None):
+        raise TypeError("no answer")
+    if not (words is None or (isinstance(words, list) and all(isinstance(word, str) for word in words))):
+        raise TypeError("no keywords")
+    shown = None if cosines is None else {str(text): float(cosine) for text, cosine in cosines.items()}
+    words = None if words is None else tuple(words)
+    return AnswerOutcome(answer, keywords=words, similarities=shown, abstained=stored.get("abstained", False) is True)
+
+
+def _prompt_with_names(template: BasePromptTemplate[Any] | None) -> str | None:
+    """Returns a template filled with the names of its variables: a text that is the same in every process."""
+    if template is None:
+        return None
+    return template.format_prompt(**{name: f"<{name}>" for name in template.input_variables}).to_string()

@@ -1,1 +1,0 @@
-"""Votes and answers over retrieved private documents, with an individual privacy filter."""
