@@ -13,8 +13,16 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl.audit import game as bounds
-from langchain_dpicl.audit.game import AuditResult, Game, gaussian_epsilon, mu_squared, vector_law
+from langchain_dpicl.audit.game import (
+    TINY_DELTA,
+    AuditResult,
+    Game,
+    gaussian_epsilon,
+    lower_bound,
+    lower_mu,
+    mu_squared,
+    vector_law,
+)
 from langchain_dpicl.audit.targets import (
     MARK,
     QUERY,
@@ -341,7 +349,7 @@ class LabelGame(Game):
 
 
 def _as_one(event: Event) -> Event:
-    """Returns an event in the terms of `bounds`: n Gaussians on one data set are one of n times mu^2."""
+    """Returns an event in the terms of `game`: n Gaussians on one data set are one of n times mu^2."""
     if isinstance(event, SubsampledEvent):
         return SubsampledEvent(_as_one(event.event), event.sampling_rate)
     if isinstance(event, RepeatedEvent) and isinstance(event.event, GaussianEvent):
@@ -599,7 +607,7 @@ def canaries(
         verdict="violated" if proved > claimed else "sound" if is_seen else "undecided",
         lower_bound=seen,
         claimed_epsilon=run.plan.epsilon if is_exact else claimed,
-        delta=run.plan.delta if is_exact else bounds.TINY_DELTA,
+        delta=run.plan.delta if is_exact else TINY_DELTA,
         found=proved,
         claimed=claimed,
         unit=unit,
@@ -614,10 +622,10 @@ def _prove_epsilon(plan: TrainingPlan, right: int, guesses: int, count: int) -> 
     event = plan.event()
     squared = mu_squared(event)
     if squared is not None:
-        mu = bounds.lower_mu(right, guesses, canaries=count)
+        mu = lower_mu(right, guesses, canaries=count)
         return mu, gaussian_epsilon(mu, plan.delta), math.sqrt(squared), "mu"
-    delta = bounds.TINY_DELTA
-    seen = bounds.lower_bound(right, guesses, delta=delta, canaries=count)
+    delta = TINY_DELTA
+    seen = lower_bound(right, guesses, delta=delta, canaries=count)
     claimed = accounting.epsilon_upper_bound(event, delta=delta, adjacency=plan.release.adjacency)
     return seen, seen, claimed, "epsilon"
 

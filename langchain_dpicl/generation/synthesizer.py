@@ -716,7 +716,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         for a ticket of the same share.
 
     Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
-    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `budget.events`.
+    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `budget.handler`.
     """
 
     _item_name = "demonstration"

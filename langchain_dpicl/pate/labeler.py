@@ -415,7 +415,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     Build it with `from_private_examples`; `run` and `arun` label inputs until none waits or the share is spent, and
     continue after an interruption. Inside a LangChain run, observers receive `dpicl.charged` per input and
-    `dpicl.refused`; see `budget.events`.
+    `dpicl.refused`; see `budget.handler`.
     """
 
     _item_name: ClassVar[str] = "input"

@@ -560,7 +560,7 @@ class UnitBinding:
     def __init__(self, keep_bound: Callable[[str, object | None], None]) -> None:
         self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None after the first call
         self.lock = threading.Lock()
-        # The examples that are split by topics; `topic_partition` returns one object for equal declarations.
+        # The examples that are split by topics; `value_counts` returns one object for equal declarations.
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
         self.exposed = False  # opened without a charge

@@ -6,7 +6,7 @@ on a straight grid for random allocation. prv-accountant is never asked about pu
 the truth there.
 
 One walk over the event finds the terms and failures of the costliest place anew; what the first reading
-(`normal_form.worlds`) has lost shows as another price. Then other accountants are asked about the terms found.
+(`epsilon.worlds`) has lost shows as another price. Then other accountants are asked about the terms found.
 """
 
 from __future__ import annotations

@@ -6,19 +6,20 @@ VAULT = "langchain_dpicl/privacy"
 
 GROUPS = {
     "ledger": (
-        "ledger/amounts", "ledger/budget", "ledger/shares", "ledger/state", "ledger/store",
-        "ledger/tickets", "ledger/writer", "extensions/joint_plans", "extensions/ledger_anchor",
+        "_validate", "ledger/budget", "ledger/shares", "ledger/state", "ledger/store", "ledger/tickets",
+        "ledger/writer", "extensions/joint_plans", "extensions/ledger_anchor",
     ),
     "accounting": (
-        "accounting/epsilon", "accounting/bounds", "accounting/pld_grid", "accounting/normal_form",
-        "accounting/profiles", "accounting/calibration", "accounting/events", "extensions/label_places",
-        "extensions/random_allocation",
+        "accounting/epsilon", "accounting/profiles", "accounting/calibration", "accounting/events",
+        "extensions/label_places", "extensions/random_allocation",
     ),
     "aggregation": (
-        "mechanisms/vote_sums", "mechanisms/bounded", "extensions/max_normalized_sum", "extensions/unit_vector_sums",
-        "extensions/logit_sums", "extensions/gradient_sums", "extensions/joint_exponential",
+        "mechanisms/bounded", "extensions/normalized_sums", "extensions/logit_sums", "extensions/gradient_sums",
+        "extensions/joint_exponential",
     ),
-    "sampling": ("mechanisms/sampling", "extensions/fixed_size_slots", "data/units", "mechanisms/randomness"),
+    "sampling": (
+        "mechanisms/release_plan", "extensions/fixed_size_slots", "private_examples", "mechanisms/randomness",
+    ),
 }  # fmt: skip
 """Ledger: who may spend; accounting: what it costs; aggregation: what rows become; sampling: who is in which row."""
 

@@ -164,7 +164,10 @@ def test_every_event_that_a_page_names_exists() -> None:
         (("## Theorem", "## Remarks"), "no theorem"),
         (("(2020)", "recently"), "a theorem without a source"),
         (("Code:", "See"), "no code"),
-        (("noise.py`. Event", "machines.py`. Event"), "no such file: langchain_dpicl/privacy/mechanisms/machines.py"),
+        (
+            ("release_plan.py`. Event", "machines.py`. Event"),
+            "no such file: langchain_dpicl/privacy/mechanisms/machines.py",
+        ),
         (("`GumbelMechanism`", "`GompertzMechanism`"), "not in the code it names: GompertzMechanism"),
         (
             ("test_noise.py", "test_silence_of_noise.py"),

@@ -81,7 +81,7 @@ BELOW_THE_VAULT = {f"langchain_dpicl.{name}" for name in ("_calls", "_lazy", "_o
 
 @pytest.mark.parametrize(
     "module",
-    ["accounting", "mechanisms.release_plan", "ledger.budget", "data.private_examples", "mechanisms.randomness"],
+    ["accounting", "mechanisms.release_plan", "ledger.budget", "private_examples", "mechanisms.randomness"],
 )
 def test_the_vault_loads_no_framework_and_no_other_part_of_the_package(module: str) -> None:
     loaded = loaded_by(f"langchain_dpicl.privacy.{module}")

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.backends.hf import batches as caches
+from langchain_dpicl.backends.hf import batches
 from langchain_dpicl.backends.hf.batches import (
     BatchShape,
     GrowingBatch,
@@ -140,7 +140,7 @@ class Engine:
         return sys.maxsize if self.limit is None else self.limit - length
 
     def _choose_layout(self) -> None:
-        is_plain = caches.is_plain(self.body.config) and self.body.takes_positions
+        is_plain = batches.is_plain(self.body.config) and self.body.takes_positions
         if is_plain and self._pads_right():
             layout: type[LeftBatch | RightBatch] = RightBatch
             self._shares = self._pads(RightBatch, shared=5)
@@ -295,7 +295,7 @@ class Engine:
                 return None
 
     def _keeps_apart(self, shape: BatchShape, *, wherever: bool) -> bool:
-        """Whether a row keeps its bits; see `heads.keeps_apart`.
+        """Whether a row keeps its bits; see `keeps_apart`.
 
         Where the number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
         """

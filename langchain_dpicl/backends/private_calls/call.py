@@ -251,7 +251,7 @@ class Request:
       prompt: the prompt.
       render: how the prompt becomes the model's input.
       options: keyword arguments of the call, such as `max_tokens`, in OpenAI's names or in those of the class
-        (`spelling`); a decision model takes none.
+        (`SPELLINGS`); a decision model takes none.
       is_readable: whether an answer has what was asked for; if not, the call is made again.
       explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
         the probe, which precedes all private calls: later messages may quote the usage of private calls.

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache
 
-from langchain_dpicl.backends.hf import batches as caches
-from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf import batches, loading
 from langchain_dpicl.backends.hf.batches import KEEPS, BatchShape, ModelBody, RightBatch, ahead, padded
 from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.backends.hf.model_checks import Hooks
@@ -408,16 +407,16 @@ class NetworkParameterization:
         return torch.cat([part.flatten() for part in (embeddings, first, zeros, second, bias)])
 
 
-Beginning = list[caches.Pair]
+Beginning = list[batches.Pair]
 """Keys and values [1, heads, positions, size] of one prompt, by layer."""
 
 
 def from_embeddings(body: ModelBody, numbers: NDArray[np.float32]) -> Beginning:
     """Returns the keys and values of virtual tokens float32[positions, width] at the beginning of a text."""
-    layers = caches.roomy_layers(body.config, len(numbers))
+    layers = batches.roomy_layers(body.config, len(numbers))
     embeddings = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
     places = torch.arange(len(numbers), device=body.device)[None]
-    cache = caches.cache_of(layers)
+    cache = batches.cache_of(layers)
     with torch.inference_mode():
         given = {"inputs_embeds": embeddings, body.facts.cache: cache, "position_ids": places}
         body.model(**given, use_cache=True, return_dict=True)
@@ -427,7 +426,7 @@ def from_embeddings(body: ModelBody, numbers: NDArray[np.float32]) -> Beginning:
 def from_prefix(body: ModelBody, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
     """Returns the keys and values of a prefix float32[positions, 2 * layers * heads * size], in peft's order."""
     flat = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
-    count = len(caches.roomy_layers(body.config, 1))
+    count = len(batches.roomy_layers(body.config, 1))
     stored = flat.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
     return [(layer[0].contiguous(), layer[1].contiguous()) for layer in stored]
 
@@ -519,8 +518,8 @@ class PromptedBatch(RightBatch):
         counts = torch.tensor([[one[0][0].shape[-2]] for one in beginnings], device=device)
         begun = int(counts.max())
         room = begun + shape.length + shape.room
-        self._layers = caches.roomy_layers(self._body.config, room, _stack_prompts(beginnings, begun))
-        self._cache = caches.cache_of(self._layers)
+        self._layers = batches.roomy_layers(self._body.config, room, _stack_prompts(beginnings, begun))
+        self._cache = batches.cache_of(self._layers)
         self._mask = torch.zeros((shape.size, 1, 1, room), dtype=self._mask.dtype, device=device)
         unseen = torch.arange(begun, device=device)[None] >= counts
         self._mask[:, 0, 0, :begun].masked_fill_(unseen, self._body.lowest)

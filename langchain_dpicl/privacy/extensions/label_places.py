@@ -1,6 +1,6 @@
 """Prices releases that run in parallel over labels: what an event does at each place that a unit may have.
 
-`normal_form` loads it for an event that has a `ParallelEvent`, or an event of an extension. docs/proofs/accounting.md
+`epsilon` loads it for an event that has a `ParallelEvent`, or an event of an extension. docs/proofs/accounting.md
 holds the theorem.
 """
 

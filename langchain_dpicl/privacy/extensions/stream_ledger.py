@@ -478,7 +478,7 @@ class StreamState(LedgerState):
     """The totals of a ledger of a stream: what its shares add to, and what was reserved of them, in every window.
 
     Formal guarantees:
-      - (R1) and (R2) of `stream_windows` hold after every line; a line that would break one is refused.
+      - (R1) and (R2) hold after every line; a line that would break one is refused.
     """
 
     windows: Windows

@@ -464,5 +464,5 @@ def test_the_room_knows_no_records_no_ledger_and_no_framework():
     tree = ast.parse(Path(room.__file__).read_text(encoding="utf-8"))
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {name for name in names if name.startswith("langchain")}
-    known = {"exceptions", "privacy._validate", "released.base", "released.files"}
+    known = {"exceptions", "privacy._validate", "released.base"}
     assert ours == {f"langchain_dpicl.{name}" for name in known}
