@@ -27,6 +27,7 @@ from langchain_dpicl import (
     Serving,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
+from langchain_dpicl.budget.budget import Waits
 from langchain_dpicl.options import Training
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.private_examples import Units
@@ -55,8 +56,9 @@ class Coins:
 
 @pytest.fixture(autouse=True)
 def coins(monkeypatch: pytest.MonkeyPatch) -> Coins:
-    """Every sample holds the same number of units, whatever their number, and every coin falls alike."""
-    made = Coins()
+    """Every sample holds the same number of units, whatever their number; coins fall and waits last alike."""
+    made, add = Coins(), Waits.add
+    monkeypatch.setattr(Waits, "add", lambda self, seconds: add(self, 0.001))  # the first wait in a bin is a call more
     monkeypatch.setattr(SecureRandom, "entropy", lambda self, num_bytes: made(num_bytes))
     monkeypatch.setattr(SecureRandom, "binomial", lambda self, n, p: min(n, 12))
     monkeypatch.setattr(SecureRandom, "choice_without_replacement", lambda self, n, k: np.arange(k) * (n // 20))
