@@ -1,7 +1,4 @@
-"""Holds the option values that components share: frozen, public, checked, the same in Python, TOML and JSON.
-
-Knows no method, no ledger and no model; every component reads its options from here.
-"""
+"""Holds the option values that components share: frozen, public, checked, the same in Python, TOML and JSON."""
 
 from __future__ import annotations
 

@@ -310,12 +310,11 @@ class _PromptRunner:
         self, rows: list[list[int]], names: list[str], taste: tuple[Any, ...], *, room: int
     ) -> Iterator[tuple[Ints, Rows]]:
         """`generate` on token ids."""
-        from langchain_dpicl.backends.hf import completion
-        from langchain_dpicl.backends.hf import vocabulary as sampling
+        from langchain_dpicl.backends.hf import completion, vocabulary
         from langchain_dpicl.backends.hf.batches import BatchShape
         from langchain_dpicl.backends.tuning.prompted_model import PromptedBatch
 
-        drawn = sampling.SamplingOptions(*taste)
+        drawn = vocabulary.SamplingOptions(*taste)
         if not rows:
             return completion.generate_tokens(self._engine, [], drawn, room=room)
         used = max(len(row) + self._counts[name] for row, name in zip(rows, names, strict=True))

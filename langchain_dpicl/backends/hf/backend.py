@@ -336,10 +336,9 @@ class HuggingFaceBackend:
           top_p: takes one of the likeliest tokens that together have this probability.
           rng: coins of the sampling, which protect nobody; None for fresh ones.
         """
-        from langchain_dpicl.backends.hf import completion
-        from langchain_dpicl.backends.hf import vocabulary as heads
+        from langchain_dpicl.backends.hf import completion, vocabulary
 
-        taste = heads.SamplingOptions(temperature, top_k, top_p, rng or Generator(PCG64()))
+        taste = vocabulary.SamplingOptions(temperature, top_k, top_p, rng or Generator(PCG64()))
         rows = [self._public_row(prompt, self._reading_room(self.max_new_tokens)) for prompt in prompts]
         return completion.generate_tokens(self._engine, rows, taste, room=self.max_new_tokens)
 
@@ -368,10 +367,9 @@ class HuggingFaceBackend:
           rng: coins of the sampling, which protect nobody.
           public: whether the prompts are public: they then run at their own lengths, which is faster.
         """
-        from langchain_dpicl.backends.hf import completion
-        from langchain_dpicl.backends.hf import vocabulary as heads
+        from langchain_dpicl.backends.hf import completion, vocabulary
 
-        taste = heads.SamplingOptions(temperature, None, 1.0, rng or Generator(PCG64()))
+        taste = vocabulary.SamplingOptions(temperature, None, 1.0, rng or Generator(PCG64()))
         job = completion.CompletionRequest(max_tokens, tuple(word for word in stop if word), taste, self.token_bytes)
         if public:
             cap = self._reading_room(min(max_tokens, self.max_new_tokens))
