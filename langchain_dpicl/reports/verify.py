@@ -9,8 +9,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from langchain_dpicl.backends.embedded import load_tables
-from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.exceptions import DPICLError, LedgerRollbackError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
@@ -394,6 +392,9 @@ def _read_receipt(receipt: Any) -> tuple[str, int | None, str | None, object]:
 @cache
 def public_words() -> PublicWords:
     """Returns the words of the embedded model by how common they are in its public text, and English stop words."""
+    from langchain_dpicl.backends.embedded import load_tables  # reports of other releases load no model
+    from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
+
     tables = load_tables()
     common: dict[str, float] = {}
     for token, frequency in zip(tables.token_bytes, tables.unigram.tolist(), strict=True):
