@@ -36,8 +36,8 @@ _WHOLE = 2.0**20
 _BLOCK = 512
 """Texts compared at once: a block stays in the processor's cache, and its product in one thread."""
 _SINGLE = 2.0**11
-"""Length of the directions that queries are compared with: products add up to 2^24 at most, exactly in single precision
-and in any order, for up to 2^24 numbers. The cosine of two texts is off by about 2e-4."""
+"""Length of the directions that queries are compared with. Rounding makes a number 0 or doubles it at most, so products
+add up to 2^24 at most, whatever the dimension: exactly in single precision and in any order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -392,7 +392,7 @@ class _DirectionMatrix(Opaque):
         return own
 
     def cosines(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns float64[texts]; none depends on other texts, and time on how many there are alone."""
+        """Returns float64[texts]; none depends on other texts, and the time does not depend on which are near."""
         products = self._products(query.astype(np.float32)).astype(np.float64)
         found: Rows = products / np.sqrt(self.squares * (query @ query))
         return found
@@ -404,7 +404,7 @@ class _DirectionMatrix(Opaque):
 
 
 class _SparseMatrix(_DirectionMatrix):
-    """The same of directions that are mostly zeros.
+    """The same of directions that are mostly zeros. Time grows with the numbers other than 0 of all texts together.
 
     Attributes:
       directions: int32[2, numbers]: of one text after another, the places of what is not 0, and what stands there.

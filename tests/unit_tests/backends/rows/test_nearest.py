@@ -145,6 +145,15 @@ def test_directions_have_one_length_at_every_size() -> None:
         assert whole.tolist() == [741455.0, 741455.0]  # 2^20 over the root of 2
 
 
+def test_rounding_at_most_doubles_the_length_of_a_direction() -> None:
+    """At length 2^11 the worst has nearly 2^24 numbers; at length 4 it has 63, each rounded up from just above 1/2."""
+    squares = [float(np.square(direction_of(np.ones(size), 4.0)).sum()) for size in range(1, 200)]
+    assert max(squares) == squares[63 - 1] == 63.0
+    assert not any(squares[64 - 1 :])
+    rows = np.random.default_rng(5).normal(size=(300, 150)) ** 3
+    assert max(float(np.square(direction_of(row, 4.0)).sum()) for row in rows) <= (2 * 4.0) ** 2
+
+
 def test_nothing_of_a_text_shows_and_nothing_leaves_the_process() -> None:
     source, candidates = made()
     ask = source.ask([(CANARY,)], candidates)
