@@ -38,6 +38,8 @@ _BLOCK = 512
 _SINGLE = 2.0**11
 """Length of the directions that queries are compared with. Rounding makes a number 0 or doubles it at most, so products
 add up to 2^24 at most, whatever the dimension: exactly in single precision and in any order."""
+_AT_ONCE = 2**18
+"""Numbers that a query is multiplied with at once: BLAS spreads more over threads, which take longer than one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -399,8 +401,10 @@ class _DirectionMatrix(Opaque):
 
     def _products(self, query: _Single) -> _Single:
         """Returns float32[texts], the products with a query, exact in any order."""
-        products: _Single = self.directions @ query
-        return products
+        step = max(1, _AT_ONCE // len(query))
+        return np.concatenate(
+            [self.directions[first : first + step] @ query for first in range(0, len(self.directions), step)]
+        )
 
 
 class _SparseMatrix(_DirectionMatrix):

@@ -507,6 +507,7 @@ def test_what_a_kept_matrix_finds_is_what_each_unit_alone_gives(
 @pytest.mark.parametrize("topics", [True, False], ids=["dense", "sparse"])
 def test_who_reaches_the_threshold_is_exact_to_the_last_bit(monkeypatch: pytest.MonkeyPatch, *, topics: bool) -> None:
     monkeypatch.setattr(neighbour_rows, "_BLOCK", 3)
+    monkeypatch.setattr(neighbour_rows, "_AT_ONCE", 4_000)  # 3 dense texts
     texts = ["a fever", "a cough", "no sleep at night", "ward", "fever fever", "night", "the ward at night", "fevers"]
     source = SimilarTexts(LocalEmbeddings(topics=topics), threshold=0.5)
     query = source.request_public("fever at night").run()
