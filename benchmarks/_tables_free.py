@@ -30,7 +30,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 
 FREE_KNOBS: dict[str, Any] = {
-    "questions": 100,
+    "questions": 1_000,
     "cap": 50_000,
     "num_slots": 40,
     "shots": 4,

@@ -151,7 +151,7 @@ def methods_of(models: SoftModels) -> dict[str, Method]:
             kind=SLOTS,
             measure=free_form,
             knobs=FREE_KNOBS,
-            quick={},
+            quick={"questions": 100},
             columns=(INSTRUCTION,),
             non_private=_VOTES,
             ablations=_FREE,

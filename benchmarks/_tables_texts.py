@@ -53,7 +53,7 @@ TEXT_OWN: dict[str, dict[str, Any]] = {
 """What Tang et al. (table 9) set for their data sets; None: every token is a candidate."""
 
 SLOT_KNOBS: dict[str, Any] = {
-    "questions": 300,
+    "questions": 1_000,
     "cap": 50_000,
     "shots": 4,
     "max_tokens": 20,
