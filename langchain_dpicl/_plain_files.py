@@ -100,7 +100,10 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
-    except OSError as error:  # with the name that the caller gave, not that of the part
+    except OSError as error:
+        if error.errno is None:  # one that says all in its words, of a file system in Python
+            raise
+        # With the name that the caller gave, not that of the part.
         raise OSError(error.errno, error.strerror, _display_path(path)) from None
     finally:
         part.unlink(missing_ok=True)
