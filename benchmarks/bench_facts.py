@@ -544,6 +544,7 @@ def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=4, fontsize=7)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
 
 
 def breadth(path: Path, epsilon: float) -> Iterator[str]:

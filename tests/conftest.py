@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import os
 import pkgutil
 import ssl
 import sys
@@ -24,6 +25,11 @@ from tests import ledgers
 from tests.hang_guard import HangGuard
 from tests.ordering import shuffled
 from tests.traced import is_traced
+
+# Ray lets its workers run only when nothing else wants the processor, and starts some that nobody asked for: on a busy
+# machine a test of a cluster took minutes of waiting.
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_enable_worker_prestart", "0")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -22,9 +22,10 @@ BY_NAME = {path.stem: path for path in NOTEBOOKS}
 
 @pytest.fixture(autouse=True)
 def unseen() -> Iterator[None]:
-    """Pictures are drawn without a display, and closed."""
+    """Pictures are drawn without a display, and closed; those that other tests of this process left are closed before."""
     with mpl.rc_context():
         plt.switch_backend("Agg")
+        plt.close("all")
         yield
         plt.close("all")
 
