@@ -14,6 +14,7 @@ import json
 import socketserver
 import ssl
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,6 +42,13 @@ class Served:
     def private(self) -> list[Received]:
         """What was received that has the target in it."""
         return [one for one in self.seen if TARGET.encode() in one.raw]
+
+    def arrived(self, least: int) -> int:
+        """How many of those there are, once there are so many, which a client that gave up does not wait for."""
+        end = time.monotonic() + 60
+        while len(self.private()) < least and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(self.private())
 
 
 Manner = Callable[[Any, bytes, str, Served], None]

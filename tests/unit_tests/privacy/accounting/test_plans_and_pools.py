@@ -147,7 +147,7 @@ def test_all_that_a_plan_leaves_is_one_share_at_its_default_delta(mechanism: str
                 implementation_delta=made.implementation_delta,
             )
         began = time.process_time()
-    assert time.process_time() - began < 10, "seconds, on a slow machine; about one on a fast one"
+    assert time.process_time() - began < 60, "seconds, on a slow machine; about one on a fast one"
     assert plan.epsilon is not None
     assert plan.epsilon <= sum(epsilons)
     share = ledger.report().to_dict()["shares"][0]
