@@ -50,6 +50,20 @@ def deadly(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
     return {" red": 0.5, " blue": 0.25} if "red" in prompt else {" blue": 0.75, " red": 0.125}
 
 
+def ended_from_outside(folder: str) -> FakeBackend:
+    """Says in a file that it is asked about "slow", and answers once another file is there, or its process anew."""
+    begun, goes_on = Path(folder) / "begun", Path(folder) / "goes on"
+
+    def answer(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        if "slow" in prompt and not begun.exists():
+            begun.touch()
+            while not goes_on.exists():
+                time.sleep(0.02)
+        return deadly(prompt, prefix)
+
+    return FakeBackend(answer, vocabulary=[" red", " blue"])
+
+
 def mortal() -> FakeBackend:
     return FakeBackend(deadly, vocabulary=[" red", " blue"])
 

@@ -488,9 +488,15 @@ class Client:
     def facts_of(self, role: str) -> dict[str, Any]:
         """Returns what is public of the model's engine in a role; the first call makes it, and may probe the model."""
         if role not in self.facts:
-            connection = self.connected()
+            asked = {"does": "facts", "role": role}
             seconds = max(START_SECONDS, self._row_seconds)
-            answer = connection.wait({"does": "facts", "role": role}, seconds)
+            answer = self.connected().wait(asked, seconds)
+            if answer.kind == "lost":  # perhaps by a private row of another component; see `ProcessEngine`
+                spare = Spare(self)
+                try:
+                    answer = spare.connected().wait(asked, seconds)
+                finally:
+                    spare.close()
             self.facts[role] = self.public_value(answer)
         facts: dict[str, Any] = self.facts[role]
         return facts
@@ -527,7 +533,7 @@ class Client:
 
 
 class Spare:
-    """A process for rows that were under way when the shared one ended: each is alone in it.
+    """A process for rows and public calls that were under way when the shared one ended: each is alone in it.
 
     A row that ends its process must not take others along, whatever else is asked meanwhile.
     """

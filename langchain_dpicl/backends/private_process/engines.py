@@ -83,7 +83,20 @@ class ProcessEngine(Uncopyable):
     def _public(self, method: str, *arguments: Any, **options: Any) -> EffectGenerator[Any]:
         message = {**self._message(method, *arguments, **options), "public": True}
         answer = yield self._effect(lambda _: message)
+        if answer.kind == "lost":
+            answer = yield from self._apart(lambda _: message)
         return self._client.public_value(answer)
+
+    def _apart(self, compose: Compose) -> EffectGenerator[Answer]:
+        """Asks a public question once more, alone in a process of its own.
+
+        A private row of somebody else may have ended the shared one: whether it did decides no error of this call.
+        """
+        spare = Spare(self._client)
+        try:
+            return (yield self._effect(compose, 1, spare))
+        finally:
+            spare.close()
 
     def _now(self, method: str, *arguments: Any) -> Any:
         return run_sync(self._public(method, *arguments))
@@ -511,11 +524,7 @@ class _FullSession(_Session):
         answer = yield engine._effect(self._request(living, "public", _NOTHING), len(living))  # noqa: SLF001
         logits = self._settled(answer)
         if logits is None:
-            spare = Spare(engine._client)  # noqa: SLF001
-            try:
-                answer = yield engine._effect(self._alone([], "public", _NOTHING), 1, spare)  # noqa: SLF001
-            finally:
-                spare.close()
+            answer = yield from engine._apart(self._alone([], "public", _NOTHING))  # noqa: SLF001
             logits = engine._client.public_value(answer)  # noqa: SLF001
         found: NDArray[np.float64] = logits
         return found
@@ -539,8 +548,9 @@ class PrivateProcess(Uncopyable):
     Formal guarantees:
       - Rows are those of the same model in this process, bit by bit.
       - If the process ends, or does not answer in time, another one is started, and each row that was under way is
-        asked for once more, alone. A row that fails then abstains, as a failed call does; a public call raises
-        ModelCallError.
+        asked for once more, alone. A row that fails then abstains, as a failed call does. A public call is made once
+        more too, alone, and raises ModelCallError where that fails: a record whose row ends the process fails no call
+        of anybody else.
 
     Args:
       model: "provider:model", made by LangChain's `init_chat_model` (embeddings: `init_embeddings`); or an importable

@@ -489,9 +489,14 @@ class PromptEngine(Uncopyable):
         return self.reader.tokens.fingerprint
 
     def check(self, parameters: Floats | None = None) -> int:
-        """Tests the micro-batch with public rows and, at `parameters`, a made-up text's gradient; returns its size."""
+        """Tests the micro-batch with public rows and, at `parameters`, a made-up text's gradient; returns its size.
+
+        Raises:
+          UnsilencableModelError: somebody else's hook would see examples: found here whether a step has any or none.
+        """
         vector = None if parameters is None else self._vector(parameters)
         with self._lock, frozen(self.prompted.model):
+            self.prompted.hooks.check()
             if vector is not None:
                 self._batches.check(vector)
             return self._batches.size()
@@ -559,6 +564,7 @@ class PromptEngine(Uncopyable):
         live = [group for group in groups if group]
         with self._lock, frozen(self.prompted.model):
             vector = self._vector(parameters)
+            self.prompted.hooks.check()  # also where no group is live: how many there are decides no error
             size = self._batches.size()
             means = _Means(live, self.width)
             for chunk in _chunks(live, size):

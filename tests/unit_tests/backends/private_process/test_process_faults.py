@@ -102,6 +102,37 @@ class TestACrash:
             engine.top_tokens("die", [], top_k=2)
         assert engine.top_tokens("red", [], top_k=1)[0][0] == b" red"
 
+    @pytest.mark.parametrize("record", ["blue", "die"])
+    def test_of_somebody_s_private_row_fails_no_public_call(self, record: str, tmp_path: Path) -> None:
+        with PrivateProcess(process_models.ended_from_outside, folder=str(tmp_path)) as process:
+            engine, answers = as_backend(process), []
+            asks = threading.Thread(target=lambda: answers.append(engine.top_tokens("slow red", [], top_k=1)))
+            asks.start()
+            until((tmp_path / "begun").exists)
+            rows = engine.open([record, "red"], []).score([b" red"])
+            (tmp_path / "goes on").touch()
+            asks.join()
+        assert (rows[0] == 0).all() == (record == "die")
+        assert answers == [[(b" red", 0.5)]]
+
+    def test_of_somebody_s_private_row_fails_nobody_who_asks_what_the_model_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with PrivateProcess(process_models.ended_from_outside, folder=str(tmp_path)) as process:
+            engine, wait, asked = as_backend(process), connection.Connection.wait, list[str]()
+
+            def ended(self: Any, message: Any, seconds: float) -> Any:
+                if message["does"] == "facts":
+                    asked.append("facts")
+                    if len(asked) == 1:
+                        assert (engine.open(["die"], []).score([b" red"]) == 0).all()
+                        return connection.LOST
+                return wait(self, message, seconds)
+
+            monkeypatch.setattr(connection.Connection, "wait", ended)
+            assert as_text_backend(process).complete(["red"], max_tokens=1) == [" red"]
+        assert asked == ["facts", "facts"]
+
     def test_between_two_calls_costs_nothing(self, mortal: PrivateProcess) -> None:
         engine = as_choice_backend(mortal)
         rows, first = engine.score_choices(["red"], CHOICES), pid_of(mortal)

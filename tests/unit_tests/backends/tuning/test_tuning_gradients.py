@@ -19,7 +19,7 @@ from langchain_dpicl.backends.rows.gradient_rows import GradientRequest, StartAg
 from langchain_dpicl.backends.tuning import engine as micro
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import METHODS, Method
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, UnsilencableModelError
 from tests import tiny_tuning
 from tests.unit_tests.backends.hf_doubles import coupled, poisoned, raising
 from tests.unit_tests.backends.tuning.test_tuning_models import CASES, COUNT, engine
@@ -573,3 +573,42 @@ def test_a_thread_gives_the_same_rows() -> None:
     asyncio.run(made.agradients(start(made), groups, add=lambda rows: found.append(np.array(rows, dtype=np.float64))))
     assert bits(np.concatenate(found)) == bits(rows_of(made, start(made), groups))
     assert isinstance(made, GradientBackend)
+
+
+@pytest.mark.parametrize("units", [0, 1])
+def test_a_hook_that_came_after_the_engine_stops_a_step_with_units_and_without(units: int) -> None:
+    made = engine("gpt2", "soft_prompt")
+    parameters = start(made)
+    foreign: dict[str, Any] = {"__name__": "spyware"}
+    exec("def watch(module, args, output): pass", foreign)  # noqa: S102  a function of another package
+    groups = [[example] for example in examples(made)[:1] * units]
+    hook = made.prompted.model.register_forward_hook(foreign["watch"])
+    try:
+        with pytest.raises(UnsilencableModelError, match="spyware"):
+            made.check(parameters)
+        with pytest.raises(UnsilencableModelError, match="spyware"):
+            rows_of(made, parameters, groups)
+    finally:
+        hook.remove()
+    assert len(rows_of(made, parameters, groups)) == units
+
+
+def test_a_hook_that_comes_behind_the_rows_stops_a_step_without_units() -> None:
+    made = engine("gpt2", "soft_prompt")
+    parameters = start(made)
+    foreign: dict[str, Any] = {"__name__": "spyware"}
+    exec("def watch(module, args, output): pass", foreign)  # noqa: S102  a function of another package
+    asked = made.gradients
+
+    class Total:
+        def add(self, rows: Any) -> None: ...
+
+        def clear(self) -> None: ...
+
+    def watched(*given: Any, **options: Any) -> None:
+        asked(*given, **options)
+        made.prompted.model.register_forward_hook(foreign["watch"])
+
+    made.gradients = watched  # type: ignore[method-assign]
+    with pytest.raises(UnsilencableModelError, match="spyware"):
+        GradientRequest(made, parameters, (), Total()).run()
