@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -109,7 +110,7 @@ START_SECONDS = 900.0
 """How long the process may take to start and to make its model, which may have to be loaded."""
 
 MOST_FAILED_STARTS = 3
-"""Starts in a row that may fail before no other is tried."""
+"""Starts in a row that may fail for public calls before no other is tried, and for the private rows of one request."""
 
 DROPPED_NAMES = frozenset(
     {
@@ -382,7 +383,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Here:
-    """The process that one process of the application has started; neither pipes nor threads survive a fork."""
+    """The process that one process of the application has started; neither pipes nor threads survive a fork.
+
+    Attributes:
+      failed_starts: in a row, for public calls alone: how many starts private rows try depends on how many rows there
+        are, and so decides nothing that others see.
+    """
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -408,8 +414,11 @@ class Client:
         self.facts: dict[str, Any] = {}
         weakref.finalize(self, _end, self._places)
 
-    def connected(self) -> Connection:
+    def connected(self, *, is_public: bool = True) -> Connection:
         """Returns the process, started if there is none.
+
+        Args:
+          is_public: whether it is for a public call, whose failed starts count.
 
         Raises:
           ConfigurationError: the model was closed, or could not be made.
@@ -419,13 +428,13 @@ class Client:
         with here.turn:
             self._check_open()
             if here.connection is None or here.connection.is_lost:
-                here.connection = self.started()
+                here.connection = self.started(is_public=is_public)
                 if self._is_closed:  # between the check in `started` and here
                     here.connection.kill()
             self._check_open()
             return here.connection
 
-    def started(self) -> Connection:
+    def started(self, *, is_public: bool) -> Connection:
         """Returns a new process, which has made its model; see `connected`."""
         here = self._here()
         self._check_open()
@@ -445,9 +454,9 @@ class Client:
             connection.kill()
             self._check_open()
         if answer.kind == "done":
-            here.failed_starts, self._was_started = 0, True
+            here.failed_starts, self._was_started = 0 if is_public else here.failed_starts, True
             return connection
-        here.failed_starts += 1
+        here.failed_starts += is_public
         connection.kill()
         if answer.error is not None and not self._was_started:
             raise bare(answer.error)
@@ -456,29 +465,45 @@ class Client:
             "langchain_dpicl and the model can be imported and made by the Python that runs here"
         )
 
-    def ask(self, compose: Callable[[Connection], Message], rows: int, spare: Spare | None = None) -> Answer:
+    def ask(
+        self,
+        compose: Callable[[Connection], Message],
+        rows: int,
+        spare: Spare | None = None,
+        *,
+        is_public: bool = False,
+    ) -> Answer:
         """Sends what `compose` returns for the process as it is now, and waits.
 
         Args:
           compose: returns the message; may hold boxes of private text.
           rows: how many rows the message is about, which the wait is for.
           spare: the process to take, instead of the shared one.
+          is_public: whether the call is public.
         """
         try:
-            connection = self.connected() if spare is None else spare.connected()
+            connection = self.connected(is_public=is_public) if spare is None else spare.connected()
         except ModelCallError:
             return LOST
         limit = concurrency_limit()
         return connection.wait({**compose(connection), "limit": limit}, self._seconds(rows, limit))
 
-    async def aask(self, compose: Callable[[Connection], Message], rows: int, spare: Spare | None = None) -> Answer:
+    async def aask(
+        self,
+        compose: Callable[[Connection], Message],
+        rows: int,
+        spare: Spare | None = None,
+        *,
+        is_public: bool = False,
+    ) -> Answer:
         """Async twin of `ask`; the process is started in a thread."""
         self._check_open()
         here = self._here()
         connection = here.connection if spare is None else spare.connection
         if connection is None or connection.is_lost:
             try:
-                connection = await run_in_thread(self.connected if spare is None else spare.connected)
+                start = partial(self.connected, is_public=is_public) if spare is None else spare.connected
+                connection = await run_in_thread(start)
             except ModelCallError:
                 return LOST
         limit = concurrency_limit()
@@ -492,7 +517,7 @@ class Client:
             seconds = max(START_SECONDS, self._row_seconds)
             answer = self.connected().wait(asked, seconds)
             if answer.kind == "lost":  # perhaps by a private row of another component; see `ProcessEngine`
-                spare = Spare(self)
+                spare = Spare(self, is_public=True)
                 try:
                     answer = spare.connected().wait(asked, seconds)
                 finally:
@@ -536,16 +561,26 @@ class Spare:
     """A process for rows and public calls that were under way when the shared one ended: each is alone in it.
 
     A row that ends its process must not take others along, whatever else is asked meanwhile.
+
+    Args:
+      client: whose model it makes.
+      is_public: whether it is for a public call.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, is_public: bool = False) -> None:
         self._client = client
+        self._is_public = is_public
+        self._failed_starts = 0
         self.connection: Connection | None = None
 
     def connected(self) -> Connection:
-        """Returns the process, started if there is none; errors as `Client.connected`."""
+        """Returns the process, started if there is none; errors as `Client.connected`, also where starts here failed."""
         if self.connection is None or self.connection.is_lost:
-            self.connection = self._client.started()
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise ModelCallError("the private process failed to start for earlier rows")
+            self._failed_starts += 1
+            self.connection = self._client.started(is_public=self._is_public)
+            self._failed_starts = 0
         return self.connection
 
     def close(self) -> None:

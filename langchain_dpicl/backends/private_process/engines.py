@@ -34,7 +34,9 @@ class ProcessEngine(Uncopyable):
     Formal guarantees:
       - A row is what the engine there gives for the row's own prompt, to the last bit.
       - Rows that were under way when the process ended are asked for again, once, each alone in another process: only
-        those that end it once more, or are not answered in time, abstain. Nothing else of them is repeated.
+        those that end it once more, or are not answered in time, abstain. Nothing else of them is repeated. Behind 16
+        tokens or more the engine may read them in larger steps, and then they agree up to rounding.
+      - Neither that a private row ended the process nor how many rows there are decides whether a public call raises.
       - No prompt and no row is in an exception, a repr, or an attribute that is not opaque.
     """
 
@@ -73,16 +75,21 @@ class ProcessEngine(Uncopyable):
         """Returns the engine of the same process in another role."""
         return engine_of(self._client, role)
 
-    def _effect(self, compose: Compose, rows: int = 1, spare: Spare | None = None) -> Effect:
+    def _effect(
+        self, compose: Compose, rows: int = 1, spare: Spare | None = None, *, is_public: bool = False
+    ) -> Effect:
         client = self._client
-        return Call(lambda: client.ask(compose, rows, spare), lambda: client.aask(compose, rows, spare))
+        return Call(
+            lambda: client.ask(compose, rows, spare, is_public=is_public),
+            lambda: client.aask(compose, rows, spare, is_public=is_public),
+        )
 
     def _message(self, method: str, *arguments: Any, **options: Any) -> Message:
         return {"does": "call", "role": self._role, "method": method, "arguments": arguments, "options": options}
 
     def _public(self, method: str, *arguments: Any, **options: Any) -> EffectGenerator[Any]:
         message = {**self._message(method, *arguments, **options), "public": True}
-        answer = yield self._effect(lambda _: message)
+        answer = yield self._effect(lambda _: message, is_public=True)
         if answer.kind == "lost":
             answer = yield from self._apart(lambda _: message)
         return self._client.public_value(answer)
@@ -92,9 +99,9 @@ class ProcessEngine(Uncopyable):
 
         A private row of somebody else may have ended the shared one: whether it did decides no error of this call.
         """
-        spare = Spare(self._client)
+        spare = Spare(self._client, is_public=True)
         try:
-            return (yield self._effect(compose, 1, spare))
+            return (yield self._effect(compose, 1, spare, is_public=True))
         finally:
             spare.close()
 
@@ -521,7 +528,8 @@ class _FullSession(_Session):
         """Returns the public row; after a crash from a session without private prompts, which has the same bits."""
         engine = self._engine
         living = [place for place in range(len(self._opened())) if place not in self._dead]
-        answer = yield engine._effect(self._request(living, "public", _NOTHING), len(living))  # noqa: SLF001
+        asked = self._request(living, "public", _NOTHING)
+        answer = yield engine._effect(asked, len(living), is_public=True)  # noqa: SLF001
         logits = self._settled(answer)
         if logits is None:
             answer = yield from engine._apart(self._alone([], "public", _NOTHING))  # noqa: SLF001

@@ -25,6 +25,7 @@ from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_process import connection
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
+from langchain_dpicl.backends.rows.rows import RowSource
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from langchain_dpicl.runs.answer_memo import traits_of
 from tests import process_models
@@ -43,6 +44,11 @@ def mortal() -> Iterator[PrivateProcess]:
 
 def pid_of(process: PrivateProcess) -> int:
     return process._client.connected()._process.pid
+
+
+def is_lost(process: PrivateProcess) -> bool:
+    connection = process._client._here().connection
+    return connection is not None and connection.is_lost
 
 
 def is_running(pid: int) -> bool:
@@ -141,13 +147,35 @@ class TestACrash:
         assert same_bits(engine.score_choices(["red"], CHOICES), rows)
         assert pid_of(mortal) != first
 
-    def test_of_every_start_is_tried_a_public_number_of_times(self, tmp_path: Path) -> None:
-        with PrivateProcess(process_models.only_once, mark=str(tmp_path / "mark")) as process:
-            engine = as_choice_backend(process)
+    @pytest.mark.parametrize("units", [0, 5])
+    def test_of_every_start_is_tried_a_public_number_of_times_however_many_rows_there_are(
+        self, units: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mark, starts = tmp_path / "mark", list[int]()
+        with PrivateProcess(process_models.only_once, mark=str(mark)) as process:
+            engine = as_backend(process)
             os.kill(pid_of(process), signal.SIGKILL)
-            assert (engine.score_choices(["red"] * 5, CHOICES) == -np.inf).all()
-            with pytest.raises(ModelCallError, match="3 times in a row"):
-                process._client.connected()
+            until(lambda: is_lost(process))
+            begin = connection.Connection.__init__
+            monkeypatch.setattr(connection.Connection, "__init__", lambda one: (starts.append(1), begin(one))[1])
+            assert not RowSource(engine, ("red",) * units, []).score((b" red",)).take().any()
+            assert len(starts) <= 1 + connection.MOST_FAILED_STARTS  # one of all rows, and then of each row alone
+            for match in ["ended as it started", "ended as it started", "ended as it started", "3 times in a row"]:
+                with pytest.raises(ModelCallError, match=match):
+                    process._client.connected()
+
+    @pytest.mark.parametrize("units", [0, 5])
+    def test_whose_restarts_failed_for_a_while_is_over_then_however_many_rows_there_were(
+        self, units: int, tmp_path: Path
+    ) -> None:
+        mark = tmp_path / "mark"
+        with PrivateProcess(process_models.only_once, mark=str(mark)) as process:
+            engine = as_backend(process)
+            os.kill(pid_of(process), signal.SIGKILL)
+            until(lambda: is_lost(process))
+            RowSource(engine, ("red",) * units, []).score((b" red",))
+            mark.unlink()  # the machine has room again
+            assert engine.top_tokens("red", [], top_k=1) == [(b" red", 0.5)]
 
     def test_whose_restart_cannot_reach_the_provider_makes_rows_abstain_and_quotes_nothing(
         self, tmp_path: Path
