@@ -375,8 +375,8 @@ class GradientBackend(Protocol):
         """Tests the engine at public weights with made-up text, in the way private text is processed.
 
         Called before the first ticket is burnt and after the rows of every step: a failing device, or weights without
-        finite losses, would otherwise look like units that all fail. Whatever public fault `gradients` raises an error of
-        ours for is raised here too: of a sample without units no row is asked for, and nobody may see which it was.
+        finite losses, would otherwise look like units that all fail. A public fault for which `gradients` raises an
+        error of ours is raised here too: no row is asked for where no unit was drawn, and nobody may see that.
 
         Args:
           parameters: float64[width], public.

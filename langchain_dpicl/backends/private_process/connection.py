@@ -574,7 +574,7 @@ class Spare:
         self.connection: Connection | None = None
 
     def connected(self) -> Connection:
-        """Returns the process, started if there is none; errors as `Client.connected`, also where starts here failed."""
+        """Returns the process, started if there is none; errors as `Client.connected`, also after failed starts."""
         if self.connection is None or self.connection.is_lost:
             if self._failed_starts >= MOST_FAILED_STARTS:
                 raise ModelCallError("the private process failed to start for earlier rows")
