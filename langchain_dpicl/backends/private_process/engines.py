@@ -101,9 +101,10 @@ class ProcessEngine(Uncopyable):
         """
         spare = Spare(self._client, is_public=True)
         try:
-            return (yield self._effect(compose, 1, spare, is_public=True))
+            answer: Answer = yield self._effect(compose, 1, spare, is_public=True)
         finally:
             spare.close()
+        return answer
 
     def _now(self, method: str, *arguments: Any) -> Any:
         return run_sync(self._public(method, *arguments))
