@@ -43,7 +43,6 @@ class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a clas
         self._name: str = getattr(constructor, "__func__", constructor).__name__
 
     def __get__(self, instance: object, owner: type[T]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Returns the coroutine function of a class."""
         build = getattr(owner, self._name)
 
         @functools.wraps(build)
@@ -75,7 +74,6 @@ class HidesInput(BaseModel, metaclass=_ModelMeta):
     model_config = ConfigDict(hide_input_in_errors=True, ignored_types=(awaitable,))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Builds the model; see the class."""
         fault = _constructor_fault(super().__init__, type(self), args, kwargs)
         if fault:
             del args, kwargs

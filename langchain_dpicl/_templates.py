@@ -27,10 +27,6 @@ class Template:
     def of(cls, name: str, template: object) -> Template:
         """Parses a text, or a `PromptTemplate` in f-string format and without partial variables.
 
-        Args:
-          name: of the option, for errors.
-          template: public.
-
         Raises:
           ConfigurationError: anything else, or more than plain `{field}` names.
         """
@@ -80,12 +76,7 @@ class Template:
         return out
 
     def fill_before(self, field: str, values: Mapping[str, str]) -> str:
-        """Returns the filled template up to where `field` first stands.
-
-        Args:
-          field: one of `names`.
-          values: text by field, of those before it.
-        """
+        """Returns the filled template up to where `field` first stands."""
         place = [name for _, name in self.pieces].index(field)
         *before, (last, _) = self.pieces[: place + 1]
         return Template("", tuple(before), ()).fill(values) + last

@@ -112,11 +112,7 @@ class Job(Protocol):
         """Public name of it: of all that tells it from others. It is the same after pickling."""
 
     def begin(self, place: Any) -> Callable[[Any], JobResult]:
-        """Checks a worker's place, and returns what does one job.
-
-        Args:
-          place: a `Workplace`.
-        """
+        """Checks a worker's place, and returns what does one job."""
 
 
 @dataclass(slots=True, eq=False)

@@ -344,14 +344,7 @@ class EvolutionTemplate:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EvolutionWriter:
-    """Calls the model with the config of a call, or else of the run; all prompts are public.
-
-    Attributes:
-      model: writes the texts; it sees public prompts only.
-      wording: the prompt templates.
-      given: first candidates by label, if they are not generated.
-      config: the run's config, for its tracers.
-    """
+    """Calls the model with the config of a call, or else of the run; all prompts are public."""
 
     model: PublicModel
     wording: EvolutionTemplate
@@ -405,13 +398,7 @@ PromptsJob: TypeAlias = tuple[int, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PublicTextJob:
-    """The job description for workers that answer public prompts.
-
-    Attributes:
-      name: public name of the driver's model; a worker's must be equal.
-      max_tokens: as of `PublicModel`.
-      stop: as of `PublicModel`.
-    """
+    """The job description for workers that answer public prompts."""
 
     name: str
     max_tokens: int

@@ -378,11 +378,9 @@ class _EmbeddingRequest:
     texts: tuple[str, ...]
 
     def run(self) -> EngineRows:
-        """Answers, blocking."""
         return self.embeddings.public(self.texts)
 
     async def arun(self) -> EngineRows:
-        """Answers, awaiting."""
         return await self.embeddings.apublic(self.texts)
 
 
@@ -414,12 +412,6 @@ class EmbeddingRelease:
 
 class EmbeddingAggregator:
     """Aggregates answers by embedding them; releases the noisy sum of their unit vectors.
-
-    Args:
-      engine: completes private prompts.
-      answers: what the caller gave.
-      embeddings: LangChain embeddings, or silent ones; they receive the private answers.
-      fixed: the candidates of every query; embedded here.
 
     Attributes:
       floor_of: number of candidates to the least length along the nearest one; public, from the plan.
@@ -482,12 +474,7 @@ class KeywordRelease:
 
 
 class KeywordAggregator:
-    """Aggregates answers by counting public keywords in them; releases the most common ones, in order.
-
-    Args:
-      engine: completes private prompts.
-      answers: what the caller gave.
-    """
+    """Aggregates answers by counting public keywords in them; releases the most common ones, in order."""
 
     kind = "keywords"
     aggregation = KeywordSum()
@@ -953,12 +940,10 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
 
 
 def _outcome_to_json(outcome: AnswerOutcome) -> dict[str, Any]:
-    """Returns an outcome as JSON values."""
     return dataclasses.asdict(outcome)
 
 
 def _outcome_from_json(stored: Mapping[str, Any]) -> AnswerOutcome:
-    """Returns an outcome as it was kept."""
     answer, words, cosines = (stored[name] for name in ("answer", "keywords", "similarities"))
     if not isinstance(answer, str) and not (answer is None and words is not None):
         raise TypeError("no answer")

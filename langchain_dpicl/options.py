@@ -217,11 +217,6 @@ OptionT = TypeVar("OptionT", bound=Option)
 def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
     """Returns an option value that a caller gave; None stands for the defaults of the first kind.
 
-    Args:
-      name: of the parameter, for the message.
-      value: what the caller gave.
-      kinds: the option values that the component takes, the usual one first.
-
     Raises:
       ConfigurationError: it is something else.
     """
@@ -234,11 +229,6 @@ def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
 
 def refuse_unused(option: Option, used: Collection[str], component: str) -> None:
     """Refuses fields that differ from their defaults and that a component does not use.
-
-    Args:
-      option: what the caller gave.
-      used: names of the fields that the component uses.
-      component: its class, for the message.
 
     Raises:
       ConfigurationError: there is such a field.
@@ -806,10 +796,6 @@ def noise_of(value: object, /, *kinds: type[Any]) -> Any: ...
 def noise_of(value: object, /, *kinds: Any) -> Any:
     """Returns the option value of `noise=`: a mechanism's name is short for its option, None for the first kind.
 
-    Args:
-      value: what the caller gave.
-      kinds: the option values that the component takes, the usual one first.
-
     Raises:
       ConfigurationError: another value or name.
     """
@@ -827,10 +813,6 @@ def noise_of(value: object, /, *kinds: Any) -> Any:
 
 def noise_with(value: object, mechanism: str) -> Noise:
     """Returns the `Noise` of a component that has one mechanism, which `value` may name.
-
-    Args:
-      value: what the caller gave.
-      mechanism: name of the mechanism.
 
     Raises:
       ConfigurationError: another value, or another mechanism.

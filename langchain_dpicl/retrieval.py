@@ -368,12 +368,7 @@ class RetrievalPlan(SharePlan):
         }
 
     def right_chance(self, facts: RowFacts, *, participants: int) -> float:
-        """Returns the chance of the right label roughly, for intervals.
-
-        Args:
-          facts: the numbers of rows of one document.
-          participants: units that take part in a query.
-        """
+        """Returns the chance of the right label roughly, for intervals."""
         rows = self._rows(participants)
         few = max(1.0, rows / _MOST_DRAWN) * facts.votes(min(rows, _MOST_DRAWN), 1.0, draws=ROUGH_DRAWS)
         return right_with_normal_noise(few, self.noise_stddev)

@@ -887,7 +887,6 @@ class _Render:
     configs: Sequence[RunnableConfig] | None = None
 
     def run(self) -> list[str | Exception]:
-        """Renders, blocking."""
         texts: list[str | Exception] = []
         for item, config in zip(self.inputs, self.configs or repeat(None)):  # noqa: B905  `repeat` has no end
             try:
@@ -899,7 +898,6 @@ class _Render:
         return texts
 
     async def arun(self) -> list[str | Exception]:
-        """Renders, awaiting."""
         texts: list[str | Exception] = []
         for item, config in zip(self.inputs, self.configs or repeat(None)):  # noqa: B905  `repeat` has no end
             try:

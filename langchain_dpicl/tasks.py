@@ -484,15 +484,7 @@ def outcome_from_json(stored: Any, *, width: int) -> VoteOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PublicRecords:
-    """Public labelled records, checked: each holds text in every field that prompts show.
-
-    Attributes:
-      records: the fields that prompts show, and the label.
-      text_key: the field that holds the text.
-      label_key: the field that holds the label.
-      labels: the labels that an answer can have.
-      fields: the fields of each record.
-    """
+    """Public labelled records, checked: each holds text in every field that prompts show."""
 
     records: tuple[Mapping[str, str], ...] = field(repr=False)
     text_key: str

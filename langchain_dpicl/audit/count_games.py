@@ -149,7 +149,6 @@ class _CountSide:
 
     @property
     def played(self) -> int:
-        """Trials so far."""
         return self.counts.total()
 
     def faults(self) -> Iterator[str]:
@@ -758,12 +757,7 @@ class _Reader(LLM):
 
 
 def question_over(private: PrivateExamples, *, is_choice: bool = False) -> Question:
-    """Returns what is asked: a chain that says what the record says, and for a choice two that always name one label.
-
-    Args:
-      private: the examples.
-      is_choice: whether two chains are candidates.
-    """
+    """Returns a chain that says what the record says; for a choice two that always name one label."""
     prompt = PromptTemplate.from_template("{text}")
     chains: dict[str, Any] = {label: prompt | _Reader(says=label) for label in _LABELS}
     chains = chains if is_choice else {"chain": prompt | _Reader()}
@@ -853,11 +847,7 @@ def _gumbel_law(moved: int) -> Callable[[float], tuple[float, float]]:
 
 
 def games(plan: EvaluationPlan | ChoicePlan) -> Iterator[OnceGame]:
-    """Yields the worst case of a plan: one unit that is added, or replaced by another.
-
-    Args:
-      plan: of an evaluation or a choice.
-    """
+    """Yields the worst case of a plan: one unit that is added, or replaced by another."""
     adjacency = plan.adjacency
     moved = 2 if adjacency == "replace_one" else 1
     terms: dict[str, Any] = {"units": (MINE,), "options": {"adjacency": adjacency}}
@@ -883,11 +873,7 @@ ROWS = "rows: one per unit, from its own records"
 
 
 def checks(plan: EvaluationPlan | ChoicePlan) -> Iterator[Named]:
-    """Yields the checks of a plan, except for games.
-
-    Args:
-      plan: of an evaluation or a choice.
-    """
+    """Yields the checks of a plan, except for games."""
     release: Any = plan.release
     yield "sampler: rate", lambda: check_sampler_rate(release)
     if isinstance(plan, EvaluationPlan):
@@ -905,9 +891,6 @@ def check_outcome_contribution(release: OutcomePlan) -> AuditResult:
     """Checks that no row, whatever stands in it, moves the tables by more than is charged, and no count by more than 1.
 
     Rows of places and of hostile numbers come, go and replace each other beside others.
-
-    Args:
-      release: of an evaluation.
     """
     table, tables = release.table, len(release.table.widths)
     places = [np.array([float(min(place, width - 1)) for width in table.widths]) for place in range(3)]
@@ -937,10 +920,6 @@ def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
     """Checks the noise of whole releases, over no unit and over one: in each table, and in two tables together.
 
     Of wide tables, a few cells are drawn: the noise follows from the number of tables. Binomial tests, exact.
-
-    Args:
-      release: of an evaluation.
-      draws: counts that are drawn of each table, at least.
     """
     widths = tuple(min(width, _FEW_CELLS) for width in release.table.widths)
     few = dataclasses.replace(release, table=OutcomeTable(widths))

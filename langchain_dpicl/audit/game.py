@@ -247,13 +247,6 @@ def is_possible(least: Least, right: int, guesses: int, *, canaries: int, alarm:
     Sums of chances by the number of right guesses, from the top down: with r for "right", h for "wrong", each of which
     the curve bounds by the other; if what has to be there is more than the share of canaries guessed about, it cannot.
 
-    Args:
-      least: the curve.
-      right: right guesses.
-      guesses: all guesses, their number fixed before.
-      canaries: canaries.
-      alarm: the chance.
-
     Source: Mahloujifar, Melis, Chaudhuri (2025), algorithm 3 for two choices.
     """
     hits, misses, most = alarm * right / canaries, alarm * (guesses - right) / canaries, guesses / canaries

@@ -712,7 +712,6 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
 
 
 def _document_checks(subject: Subject, plan: DocumentsPlan) -> Iterator[AuditCheck]:
-    """Yields the checks of a store: of its topics, its words and the rows of its texts."""
     named = (*count_games.document_checks(plan), *count_games.document_word_checks(plan))
     yield from (AuditCheck(*one) for one in named)
     if plan.generation is not None:
@@ -751,7 +750,6 @@ def _freshness(subject: Subject) -> AuditResult:
 
 
 def _score_checks(subject: Subject) -> Iterator[AuditCheck]:
-    """Yields the checks of released scores."""
     release = _rows_of(subject)
     if subject.options.get("with_scores"):
         shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
@@ -837,7 +835,6 @@ def _other_games(subject: Subject) -> tuple[Game, ...]:
 
 
 def _document_games(subject: Subject, plan: DocumentsPlan) -> Iterator[Game]:
-    """Yields the games of a store: of its histogram, of its words where any leave, and of its texts."""
     if isinstance(plan.topics, CountPlan):
         yield from count_games.document_games(adjacency=plan.adjacency)
     if plan.releases_words:

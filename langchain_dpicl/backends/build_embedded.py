@@ -55,7 +55,6 @@ class Source:
     licence: str
 
     def __post_init__(self) -> None:
-        """Refuses a source that cannot be traced."""
         is_pinned = re.fullmatch(r"[0-9a-f]{40}|[0-9]+:[0-9.]+-[0-9]+", self.commit)
         if not (self.work and self.repository and self.licence and is_pinned):
             raise ConfigurationError(
@@ -66,18 +65,12 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedFile:
-    """A corpus file whose text was compared with the repositories of its works.
-
-    Attributes:
-      sha256: of the compressed file.
-      sources: the works in it, at least one.
-    """
+    """A corpus file whose text was compared with the repositories of its works."""
 
     sha256: str
     sources: tuple[Source, ...]
 
     def __post_init__(self) -> None:
-        """Refuses a file of unnamed works."""
         if not self.sources:
             raise ConfigurationError("expected at least one source for a corpus file, found none")
 
@@ -641,7 +634,6 @@ class _Pairs:
         return None
 
     def merge(self, pair: tuple[int, int], token: int) -> None:
-        """Replaces the pair by `token` everywhere."""
         changed: set[tuple[int, int]] = set()
         for index in sorted(self._places.pop(pair)):
             old, new = self._sequences[index], _merge(self._sequences[index], pair, token)

@@ -269,7 +269,6 @@ class Induction:
     answer_meaning: float = 4.0
 
     def __post_init__(self) -> None:
-        """Refuses what gives no rows."""
         positive = ("longest_match", "match_base", "prior", "answer_content", "answer_most", "answer_prior")
         for name in positive:
             value = getattr(self, name)
@@ -446,7 +445,6 @@ class InductionBatch:
         return np.concatenate(parts)
 
     def _ends(self, present: Floats, present_sum: Floats, begun: Ints) -> RowPositions:
-        """Returns the end of every prompt."""
         ends = np.cumsum(self._lengths)
         width = max(self._induction.longest_match, self.tables.order - 1)
         index = ends[:, None] - np.arange(width, 0, -1)
@@ -686,7 +684,6 @@ class EmbeddedSession:
         self._extend([token])
 
     def _extend(self, tokens: Sequence[Token]) -> None:
-        """Appends released tokens to every row."""
         batch, place = self._state()
         ids = [_token_id(token, batch.tables.size) for token in tokens]
         if ids:
@@ -917,7 +914,6 @@ def _log_likelihoods(batch: InductionBatch, choices: Sequence[tuple[int, ...]]) 
 
 
 def _is_token(token: Token, size: int) -> TypeGuard[int]:
-    """Whether `token` is an id of the vocabulary."""
     return isinstance(token, int | np.integer) and bool(0 <= token < size)
 
 
@@ -932,7 +928,6 @@ def _token_ids(domain: Sequence[Token], size: int) -> Ints:
 
 
 def _token_id(token: Token, size: int) -> int:
-    """Returns the id, or refuses what is none."""
     if not _is_token(token, size):
         raise ConfigurationError(f"expected a token id of the embedded model (0 to {size - 1}), found another value")
     return int(token)

@@ -184,8 +184,6 @@ class FakeBackend:
 
 
 class _FakeSession:
-    """A batch of prompts of a `FakeBackend`."""
-
     def __init__(
         self,
         row: Callable[[str, tuple[bytes, ...]], Probabilities],
@@ -199,22 +197,18 @@ class _FakeSession:
         self._prefix = prefix
 
     def score(self, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, len(domain)]."""
         prompts = self._opened()
         self._calls["private_rows"] += len(prompts)
         return to_rows([self._row(prompt, self._prefix) for prompt in prompts], domain)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Async twin of `score`."""
         return self.score(domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row's prefix."""
         self._opened()
         self._prefix = (*self._prefix, *_prefix([token]))
 
     def close(self) -> None:
-        """Drops the prompts."""
         self._prompts = None
 
     def _opened(self) -> tuple[str, ...]:

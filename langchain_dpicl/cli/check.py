@@ -296,7 +296,6 @@ class _Declared:
 
     @classmethod
     def of(cls, data: Data, found: _Found) -> _Declared:
-        """Returns the declaration."""
         key = data.label_key
         values = [] if key is None else [value for _, value in found.values(key) if _is_label(value)]
         as_text = data.labels_as_text or any(label_text(value) is not value for value in values)
@@ -344,7 +343,6 @@ class _Declared:
         yield f"delta = {self.delta()} or less; public_size is rounded, a figure known without counting is better"
 
     def toml(self, path: Path) -> str:
-        """Returns a settings file."""
         table = "\n".join(f"{name} = {_toml(value)}" for name, value in self.table().items())
         return (
             "# Labels and public_size were read off the records. Keep them only if they are public.\n"

@@ -83,12 +83,7 @@ def read_json(path: Path) -> Any:
 
 
 def check_out(out: Path, *others: str | Path | None) -> None:
-    """Refuses a target that could not be written at the end, by writing beside it now, or that the command reads.
-
-    Args:
-      out: the target.
-      others: the records and every other file that the command names.
-    """
+    """Refuses a target that could not be written at the end, by writing beside it now, or that the command reads."""
     if out.exists() and not out.is_file():
         raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}.")
     if any(_is_same_file(out, Path(other)) for other in others if other is not None):

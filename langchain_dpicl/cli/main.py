@@ -161,7 +161,6 @@ def _say(text: str) -> None:
 
 
 def _confirm(words: str) -> bool:
-    """Asks on the terminal whether to go on."""
     if not sys.stdin.isatty():
         raise ConfigurationError(
             f"--yes: expected where no terminal can be asked, found none. Give it to go on: {words}"

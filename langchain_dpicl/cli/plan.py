@@ -45,13 +45,7 @@ _BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a m
 
 
 def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: Iterable[str] = ()) -> DocumentsPlan:
-    """Returns the plan of a run with a model whose vocabulary holds all candidates; asks no model.
-
-    Args:
-      settings: of the command.
-      topics: in place of those of the settings.
-      deny: public words that must not leave, beside those of the settings.
-    """
+    """Returns the plan of a run with a model whose vocabulary holds all candidates; asks no model."""
     from langchain_dpicl.documents import plan_documents
     from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, TextDecoder
     from langchain_dpicl.generation.plan import TokenRule
@@ -632,14 +626,7 @@ def _signal(expected: Output, proposal: Proposal | None) -> Output:
 def _verdict(
     signal: Output, source: RowSource, proposal: Proposal | None, rights: Callable[[Rehearsal], Sequence[float]]
 ) -> Output:
-    """Returns what is free and how the plan compares with it, as far as a rehearsal says so.
-
-    Args:
-      signal: what is expected.
-      source: what that rests on.
-      proposal: of rows that were chosen; None: they were given.
-      rights: the chance of the right label on each resample of a rehearsal.
-    """
+    """Returns what is free and how the plan compares with it, as far as a rehearsal says so."""
     from langchain_dpicl.rehearsal.choice import against_free, best_free
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 
@@ -880,7 +867,6 @@ def _query_option(option: QueryOption, settings: Settings, readings: Mapping[boo
 
 
 def _vote_noise_text(plan: Mapping[str, Any]) -> str:
-    """Returns the line on the noise of votes."""
     return (
         "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
         "(scale {noise_scale:.3f} on the votes)".format(**plan)
@@ -888,7 +874,6 @@ def _vote_noise_text(plan: Mapping[str, Any]) -> str:
 
 
 def _vote_rows_text(out: Output) -> list[str]:
-    """Returns the lines on units and rows."""
     return [
         "         {public_size} declared units, sampling rate {sampling_rate:.5f}".format(**out["plan"]),
         "expected {expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**out["signal"])
@@ -897,7 +882,6 @@ def _vote_rows_text(out: Output) -> list[str]:
 
 
 def _vote_cost_text(cost: Mapping[str, Any], *, unit: str) -> str:
-    """Returns the line on calls and money."""
     return (
         "cost     {calls_per_query:.1f} calls per {unit}: {private_calls:,} private + {public_calls:,} public calls, "
         "{tokens_in:,} tokens in, {tokens_out:,} out, money {money:.2f}".format(unit=unit, **cost)

@@ -180,7 +180,6 @@ def _rehearsed(
 
 
 def _wording(settings: Settings) -> FewShotTask:
-    """Returns the templates of the settings."""
     given = {"task": None, "example_prompt": None, "suffix": None, "prefix": "", **settings.only(*_WORDING)}
     return FewShotTask.of(given["task"], given["example_prompt"], given["suffix"], given["prefix"])
 

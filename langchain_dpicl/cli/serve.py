@@ -250,14 +250,7 @@ def open_ledger(app: App) -> PrivacyBudgetCallbackHandler:
 
 
 def built(app: App, budget: PrivacyBudgetCallbackHandler, tenants: Keys, **observers: Any) -> Service:
-    """Reads records, makes models, declares the shares, and returns the service.
-
-    Args:
-      app: the settings.
-      budget: the opened ledger.
-      tenants: whose keys open what.
-      observers: `metrics` and `on_refusal` of `Service`.
-    """
+    """Reads records, makes models, declares the shares, and returns the service."""
     from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
     from langchain_dpicl.service.service import Limits, Service
 
@@ -292,12 +285,7 @@ def _component(name: str, settings: Settings, limits: ServiceLimits, *, private:
 
 
 def running_of(app: App, folder: Path) -> Running:
-    """Opens the ledgers and builds what a web server serves.
-
-    Args:
-      app: the settings.
-      folder: what the workers of one server share.
-    """
+    """Opens the ledgers and builds what a web server serves."""
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
     from langchain_dpicl.budget.metrics import DPICLMetrics
     from langchain_dpicl.service.service import OperatorView, RefusalLog

@@ -40,14 +40,7 @@ _RARE = ("text_key", "unit_key", "dataset_id", "adjacency")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a command that spends.
-
-    Attributes:
-      arguments: what was typed.
-      settings: what was typed and what --config holds, checked.
-      say: prints on stdout.
-      complain: prints on stderr.
-    """
+    """One call of a command that spends."""
 
     arguments: argparse.Namespace
     settings: Settings

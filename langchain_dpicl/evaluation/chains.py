@@ -349,10 +349,6 @@ class Probe:
 
     Each call goes the way that the private ones will go, blocking or awaited.
 
-    Attributes:
-      question: what will be asked.
-      limit: calls in flight at once that the run's config allows.
-
     Raises:
       ConfigurationError: the system starts no more threads.
       ModelCallError: a model could not be called.
@@ -434,11 +430,7 @@ class Question:
 
     @staticmethod
     def render(records: Sequence[Mapping[str, str]]) -> OpaqueValue[Unit]:
-        """Returns what a row is asked: the records of its unit, hidden.
-
-        Args:
-          records: of one unit.
-        """
+        """Returns what a row is asked: the records of its unit, hidden."""
         return OpaqueValue(tuple(map(dict, records)))
 
 

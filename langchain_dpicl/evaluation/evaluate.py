@@ -198,10 +198,6 @@ class SetAside:
         """Returns whether its ticket is gone: another process or chain has it, or the call that took it left nothing.
 
         Nothing finds it again then, except for the calls of the chain that has it.
-
-        Args:
-          call: the evaluation that would use it.
-          chain: what is evaluated.
         """
         # In this order: a call of another thread takes it first, and reserves the ticket then.
         is_left = all(self.share.remaining(one.template, label=one.label) for one in self.plan.tickets())
@@ -263,11 +259,7 @@ class Kept:
         return self.run is None and self.share is None
 
     def left(self, build: Callable[[Share], OneRelease[Any, Any]]) -> OneRelease[Any, Any] | None:
-        """Returns a run on the kept share, None where its ticket is gone or another process has it.
-
-        Args:
-          build: makes a run on a share.
-        """
+        """Returns a run on the kept share, None where its ticket is gone or another process has it."""
         if self.share is None:
             return None
         run = build(self.share)
@@ -309,23 +301,12 @@ class KeptCall:
 
     @classmethod
     def of(cls, budget: Budget, *key: Hashable, **made: Any) -> KeptCall:
-        """Returns the call of these arguments.
-
-        Args:
-          budget: that pays.
-          *key: everything that was asked.
-          **made: the other attributes.
-        """
+        """Returns the call of these arguments."""
         # In the budget itself: it lives as long as the runs, which hold it.
         return cls(vars(budget).setdefault("_kept_evaluations", {}), key, **made)
 
     def answer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
-        """Returns the result, kept or released now.
-
-        Args:
-          progress: as of `ReleaseRun.run`.
-          config: as of `ReleaseRun.run`.
-        """
+        """Returns the result, kept or released now."""
         with self._alone() as kept:
             if kept.run is not None:
                 return kept.run.result
@@ -394,11 +375,7 @@ class KeptCall:
 
 
 def identity_of(private: PrivateExamples) -> Hashable:
-    """Returns what stands for these examples in what is kept, and does not hold them.
-
-    Args:
-      private: the examples.
-    """
+    """Returns what stands for these examples in what is kept, and does not hold them."""
     return Same(private._identity)  # noqa: SLF001  by which the ledger knows them too
 
 
@@ -679,10 +656,6 @@ def _evaluation(
 def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
     """Returns the examples that are read: these, or their declaration in parts.
 
-    Args:
-      private: the examples.
-      part: the half, or None.
-
     Raises:
       ConfigurationError: an unknown part, or fewer than two declared units.
     """
@@ -693,22 +666,13 @@ def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
 
 
 def terms_of(question: Question) -> Hashable:
-    """Returns what two evaluations of a half have in common beside the chain: outcomes, functions and judges.
-
-    Args:
-      question: what is asked.
-    """
+    """Returns what two evaluations of a half have in common beside the chain: outcomes, functions and judges."""
     _, judges, functions = question.identity
     return tuple((one.name, one.cells, one.scores) for one in question.evaluators), judges, functions
 
 
 def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
-    """Returns what reports show of chains, judges and own functions.
-
-    Args:
-      question: what is asked.
-      names: of the chains.
-    """
+    """Returns what reports show of chains, judges and own functions."""
     judges = {
         one.name: judge.to_dict() for one, judge in zip(question.evaluators, question.judges, strict=True) if judge
     }
@@ -742,16 +706,6 @@ def declared_share(
     shown: Mapping[str, Any],
 ) -> Share:
     """Declares the share, and holds a report under its name to what is asked.
-
-    Args:
-      private: the examples.
-      budget: that pays.
-      plan: of the release.
-      question: what is asked.
-      epsilon: the share.
-      prefix: of the name in the ledger, where none is given.
-      component: name in the ledger.
-      shown: what reports show.
 
     Raises:
       ConfigurationError: a report under that name would show another question: a call that asked it left its ticket.

@@ -169,11 +169,7 @@ class BoundEvaluator:
         return (len(self.cells), *([len(self.kinds)] if self.kinds else []))
 
     def places(self, cell: int) -> tuple[int, ...]:
-        """Returns where a unit counts in each table.
-
-        Args:
-          cell: the place of its outcome, private.
-        """
+        """Returns where a unit counts in each table."""
         return (cell, self.kinds.index(self.scores[cell])) if self.kinds else (cell,)
 
 
@@ -395,11 +391,7 @@ def _shown(mark: float) -> str:
 
 
 def paired(bound: BoundEvaluator) -> BoundEvaluator:
-    """Returns the table of pairs of scores, of the chain and of a baseline; `place` then takes pairs of answers.
-
-    Args:
-      bound: the evaluator of one answer.
-    """
+    """Returns the table of pairs of scores, of the chain and of a baseline; `place` then takes pairs of answers."""
     kinds = tuple(sorted(set(bound.scores)))
     order = {score: place for place, score in enumerate(kinds)}
 

@@ -62,12 +62,7 @@ class Estimate(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Noisy counts of the cells of one table.
-
-    Attributes:
-      counts: noisy count of each cell.
-      scores: score of each cell.
-    """
+    """Noisy counts of the cells of one table."""
 
     counts: tuple[int, ...]
     scores: tuple[float, ...]

@@ -87,12 +87,7 @@ class WordTree:
 
     @classmethod
     def of(cls, words: Iterable[str], backend: NextTokenBackend) -> Self:
-        """Returns the tree of released words, the largest noisy weight first; what has no room is left out.
-
-        Args:
-          words: released.
-          backend: whose tokens they are cut into.
-        """
+        """Returns the tree of released words, the largest noisy weight first; what has no room is left out."""
         places = _vocabulary_places(backend)
         edges: dict[Hashable, dict[Token, Hashable]] = {_ROOT: {}}
         ends = set[Hashable]()
@@ -127,10 +122,6 @@ class WordTree:
 
         They continue a word whose beginning stands at the end, the longest beginning first, or begin one; there are no
         more than `MOST_COLUMNS`.
-
-        Args:
-          tokens: released.
-          text: what they spell.
         """
         last = " " + text.rpartition(" ")[2]
         begun: list[Hashable] = [tuple(tokens[-size:]) for size in range(min(MOST_LETTERS, len(tokens)), 0, -1)]

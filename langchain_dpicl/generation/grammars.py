@@ -483,12 +483,7 @@ class Grammar:
 
 
 class BoundGrammar:
-    """A grammar bound to the tokens of one engine; holds no released token.
-
-    Attributes:
-      grammar: the grammar.
-      backend: the engine.
-    """
+    """A grammar bound to the tokens of one engine; holds no released token."""
 
     def __init__(self, grammar: Grammar, backend: NextTokenBackend) -> None:
         self.grammar = grammar

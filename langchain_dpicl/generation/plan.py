@@ -775,11 +775,7 @@ def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float 
 
 
 def noise_advice(signal: Mapping[str, Any]) -> str:
-    """Returns what noise does and what to change, where it decides most tokens; otherwise nothing.
-
-    Args:
-      signal: of `signal_of`.
-    """
+    """Returns what noise does and what to change, where it decides most tokens; otherwise nothing."""
     if signal["right_token_prob"] >= _MOSTLY * signal.get("ceiling_prob", 1.0):
         return ""
     whose = "" if signal["label"] is None else f" of {signal['label']}"

@@ -304,7 +304,6 @@ class _StoredDraft:
     stored_text: str | None = None
 
     def read(self) -> None:
-        """Loads the state of the draft from the memo."""
         self.stored_text = self.memo.recall(self.key)
         if self.stored_text is None:
             return

@@ -83,13 +83,7 @@ Fields = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class InputTemplate:
-    """Templates of public inputs: as queries, and as demonstrations once they are labelled. Public.
-
-    Attributes:
-      wording: the prompt templates.
-      text_key: field of the examples that holds the text.
-      label_key: field of the examples that holds the label.
-    """
+    """Templates of public inputs: as queries, and as demonstrations once they are labelled. Public."""
 
     wording: FewShotTemplate
     text_key: str
@@ -386,12 +380,7 @@ class LabellingJob:
 
 @dataclass(slots=True, eq=False)
 class PoolItem:
-    """A public input of a run.
-
-    Attributes:
-      entry: the input with its status and label.
-      busy: whether a run works on it.
-    """
+    """A public input of a run."""
 
     entry: PoolEntry
     busy: bool = False

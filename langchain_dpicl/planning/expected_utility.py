@@ -324,17 +324,11 @@ def _public_guess(agreement: float, public_agreement: float | None) -> float:
 def token_signal(
     plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
 ) -> dict[str, float]:
-    """Returns the chance that a released token is the one most rows predict, by the same measure for all mechanisms.
+    """Returns the chance that a released token is the one most rows predict; arguments as of `expected_values`.
 
-    The measure ignores variety: noise on a sum of probabilities selects its maximum, while the logit mechanisms sample
-    from a softmax and miss the likeliest token at times even without privacy. `ceiling_prob` states that limit.
-
-    Args:
-      plan: the release.
-      rows: expected number of rows in use.
-      agreement: guessed chance of the right token in a row.
-      candidates: width of the public domain.
-      public_agreement: see `expected_values`.
+    The measure, one for all mechanisms, ignores variety: noise on a sum of probabilities selects its maximum, while the
+    logit mechanisms sample from a softmax and miss the likeliest token at times even without privacy. `ceiling_prob`
+    states that limit.
 
     Returns:
       `signal_to_noise` ((right - rival) / deviation of the noise), `right_token_prob`, `ceiling_prob` (the same at
@@ -456,15 +450,7 @@ def right_chance(
     threshold: float | None = None,
     draws: int | None = None,
 ) -> float:
-    """Returns what `vote_chances(...).right` is, without the other chances: for comparisons of many plans.
-
-    Args:
-      plan: as of `vote_chances`.
-      public_size: as of `vote_chances`.
-      facts: as of `vote_chances`.
-      threshold: as of `vote_chances`.
-      draws: as of `vote_chances`.
-    """
+    """Returns what `vote_chances(...).right` is, without the other chances: for comparisons of many plans."""
     if threshold is not None and plan.mechanism.releases != "vector":
         raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
     columns = _columns(plan, drawn_votes(plan, public_size, facts, draws=draws))
@@ -805,12 +791,7 @@ class RowDesign:
 
     @classmethod
     def of(cls, rows: Rows | None, *, smallest_size: int | None = None) -> RowDesign | None:
-        """Returns the shape that `rows=` asks for; None, where it asks for none, lets the planner choose.
-
-        Args:
-          rows: the caller's option.
-          smallest_size: least declared size of a pool, which limits the default number of slots.
-        """
+        """Returns the shape that `rows=` asks for; None, where it asks for none, lets the planner choose."""
         rows = option_of("rows", rows, Rows)
         if rows.replace(redraw_every=None) == Rows():
             return None

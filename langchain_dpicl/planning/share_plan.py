@@ -265,47 +265,24 @@ def num_branches(labels: int, adjacency: Adjacency) -> int:
 
 
 def one_release(noise: float, failure: float) -> Event:
-    """Returns what a release costs at most whose threshold `words_with` found.
-
-    Args:
-      noise: multiplier.
-      failure: the chance that its threshold is for.
-    """
+    """Returns what a release costs at most whose threshold `words_with` found."""
     return ComposedEvent((GaussianEvent(noise), FailureEvent(failure)))
 
 
 def words_with(rule: UnitWords, noise: float, failure: float, adjacency: Adjacency) -> WordRelease:
-    """Returns a release with the least threshold that lets words of one unit alone through with at most a chance.
-
-    Args:
-      rule: what a unit casts.
-      noise: multiplier.
-      failure: the chance, which is a part of delta.
-      adjacency: neighbouring relation.
-    """
+    """Returns a release with the least threshold that lets words of one unit alone through with at most a chance."""
     threshold = least_threshold(noise, rule.max_words, adjacency, failure)
     return WordRelease(rule, ThresholdedGaussianMechanism(noise, threshold), adjacency)
 
 
 def noise_of_words(event: Callable[[float], Event], *, epsilon: float, delta: float, adjacency: Adjacency) -> float:
-    """Returns the least noise at which releases of words cost so much by themselves.
-
-    Args:
-      event: of all of them, at a noise.
-      epsilon: what they may cost.
-      delta: of the share.
-      adjacency: neighbouring relation.
-    """
+    """Returns the least noise at which releases of words cost so much by themselves."""
     left = effective_delta(delta, _GAPS_OF_WORDS)
     return accounting.calibrate(event, epsilon=epsilon, delta=left, adjacency=adjacency)
 
 
 def words_before_texts(text_key: str) -> UnitWords:
-    """Returns what a unit casts where released words open the vocabulary of texts.
-
-    Args:
-      text_key: field of the records that holds the text.
-    """
+    """Returns what a unit casts where released words open the vocabulary of texts."""
     return UnitWords(text_key, WORDS_BEFORE_TEXTS, (), public_words().digest)
 
 

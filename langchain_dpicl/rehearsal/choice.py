@@ -231,12 +231,7 @@ def propose_rows(
 
 
 def verdict_of(gain: float, *, is_sure: bool = False) -> Verdict:
-    """Returns what a gain over what is free amounts to.
-
-    Args:
-      gain: chances of the right label.
-      is_sure: whether it holds on other questions too.
-    """
+    """Returns what a gain over what is free amounts to."""
     if gain <= WORTH:
         return "no better than what is free"
     return "beats what is free" if is_sure else "perhaps better than what is free"
@@ -481,13 +476,7 @@ class ChosenRows:
         return {"rehearsal": self.source.summary()} if isinstance(self.source, Rehearsal) else {}
 
     def check(self, task: VotingTask, reading: Mapping[str, str], plan: RowsPlan) -> None:
-        """Refuses a rehearsal of another task or model; warns of a guess, of noise, and of what is free and as good.
-
-        Args:
-          task: the labels and wording of the component.
-          reading: what its reports say of the model.
-          plan: what will run.
-        """
+        """Refuses a rehearsal of another task or model; warns of a guess, of noise, and of what is free and as good."""
         if isinstance(self.source, Rehearsal):
             self.source.check_fits(
                 labels=task.labels,

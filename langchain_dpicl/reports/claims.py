@@ -143,13 +143,7 @@ def reads_claims(terms: StreamTerms, blocks: Blocks) -> dict[str, Any]:
 
 
 def reads_problems(report: Mapping[str, Any], inner: Mapping[str, Any], own: Component) -> Iterator[str]:
-    """Compares the blocks that the report of a run names with its component; that it read those is its sender's word.
-
-    Args:
-      report: of the release.
-      inner: the ledger's report in it.
-      own: the component that paid.
-    """
+    """Compares the blocks that a run's report names with its component; that it read those is its sender's word."""
     if own.extent is None or all(ticket.template != RUN_TEMPLATE for ticket in own.tickets):
         if "reads" in report:
             yield "reads: blocks of a component that has no runs on a stream"
@@ -232,9 +226,6 @@ def content_digest(state: Mapping[str, Any]) -> str:
     Formal guarantees:
       - Values that JSON writes alike have one digest, however the file is laid out; others have different ones.
 
-    Args:
-      state: the JSON object of the file, whatever digest stands in it.
-
     Raises:
       ValueError: a number is not finite.
     """
@@ -247,9 +238,6 @@ def content_digest(state: Mapping[str, Any]) -> str:
 def json_digest(value: Any) -> str:
     """Returns the SHA-256 of a JSON value; of values that JSON writes alike the same.
 
-    Args:
-      value: the JSON value.
-
     Raises:
       ValueError: a number is not finite.
     """
@@ -258,21 +246,13 @@ def json_digest(value: Any) -> str:
 
 
 def with_content_digest(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a file's JSON object with its content digest, which stands in the report if there is one.
-
-    Args:
-      state: the object without it.
-    """
+    """Returns a file's JSON object with its content digest, which stands in the report if there is one."""
     digest = {CONTENT_DIGEST: content_digest(state)}
     return {**state, "report": {**state["report"], **digest}} if "report" in state else {**state, **digest}
 
 
 def content_problems(state: Mapping[str, Any]) -> Iterator[str]:
-    """Compares a file's JSON object with the content digest in it.
-
-    Args:
-      state: the object.
-    """
+    """Compares a file's JSON object with the content digest in it."""
     holder = state.get("report", state)
     digest = holder.get(CONTENT_DIGEST) if isinstance(holder, Mapping) else None
     try:
@@ -291,9 +271,6 @@ def check_claims(report: Mapping[str, Any]) -> None:
         claims epsilon, delta, adjacency, data set and ledger as the share of its component has them, in a ledger's
         report whose digest, sums and limits agree.
       - No price is computed: that the share's epsilon is what its tickets cost is checked by `verify_report`.
-
-    Args:
-      report: JSON values.
 
     Raises:
       ConfigurationError: it is another.
@@ -329,11 +306,7 @@ def _claims(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def kind_problems(report: Mapping[str, Any]) -> Iterator[str]:
-    """Tells what makes two reports of one, each of which claims another cost.
-
-    Args:
-      report: of a release, or a ledger's.
-    """
+    """Tells what makes two reports of one, each of which claims another cost."""
     if "budget" in report and "report_format" in report:
         yield "report_format: expected it inside 'budget' alone"
     if "report" in report:
@@ -341,24 +314,14 @@ def kind_problems(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def baseline_epsilon(report: Mapping[str, Any]) -> float | str | None:
-    """Returns the epsilon of a baseline: 0 of an instruction alone, else "infinity"; None: it is no baseline.
-
-    Args:
-      report: JSON values.
-    """
+    """Returns the epsilon of a baseline: 0 of an instruction alone, else "infinity"; None: it is no baseline."""
     if report.get("baseline") == INSTRUCTION_ONLY and report.get("epsilon") == 0 and report.get("delta") == 0:
         return 0.0
     return "infinity" if "baseline" in report or report.get("private") is False else None
 
 
 def claim_problems(report: Mapping[str, Any], inner: Mapping[str, Any], terms: ShareTerms | None) -> Iterator[str]:
-    """Compares what a release claims with the share of its component.
-
-    Args:
-      report: of the release.
-      inner: the ledger's report in it.
-      terms: of that share; None: there is none.
-    """
+    """Compares what a release claims with the share of its component."""
     name = report.get("component")
     if terms is None:
         yield f"component: expected a share of the ledger's report, found {name!r}"
@@ -375,13 +338,7 @@ def claim_problems(report: Mapping[str, Any], inner: Mapping[str, Any], terms: S
 
 
 def release_claims(terms: ShareTerms, own: Component, inner: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the report of a release says, but for its plan and the ledger's report in it.
-
-    Args:
-      terms: of the share that paid.
-      own: the component of the release.
-      inner: the ledger's report.
-    """
+    """Returns what the report of a release says, but for its plan and the ledger's report in it."""
     return {
         "format": RELEASE_FORMAT,
         "private": True,
@@ -397,12 +354,7 @@ def release_claims(terms: ShareTerms, own: Component, inner: Mapping[str, Any]) 
 
 
 def unit_of(inner: Mapping[str, Any], dataset_id: str | None) -> str | None:
-    """Returns the unit of a data set: "record", or the key whose records are one unit; None: it is not declared.
-
-    Args:
-      inner: a ledger's report.
-      dataset_id: of the data set.
-    """
+    """Returns the unit of a data set: "record", or the key whose records are one unit; None: it is not declared."""
     declared = (item for item in inner["datasets"] if item["dataset_id"] == dataset_id)
     return next((item["unit_key"] or "record" for item in declared), None)
 
@@ -415,21 +367,12 @@ def _is_part(part: Any, whole: Any) -> bool:
 
 
 def own_component(terms: ShareTerms, name: Any) -> Component:
-    """Returns the component of a share that has this name.
-
-    Args:
-      terms: of the share.
-      name: of one of its components.
-    """
+    """Returns the component of a share that has this name."""
     return next(component for component in terms.components if component.name == name)
 
 
 def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
-    """Compares what stands around the shares of a ledger's report: format, digest, sums, limits and words.
-
-    Args:
-      data: the JSON form of the report.
-    """
+    """Compares what stands around the shares of a ledger's report: format, digest, sums, limits and words."""
     for name, value in (("report_format", REPORT_FORMAT), ("package", PACKAGE)):
         if data[name] != value:
             yield f"{name}: expected {value!r}, found {data[name]!r}"
@@ -471,18 +414,10 @@ def _check_ledger(ledger: Any) -> None:
 
 
 def round_up_sum(values: Any) -> float:
-    """Returns the sum of public amounts, rounded up.
-
-    Args:
-      values: the amounts.
-    """
+    """Returns the sum of public amounts, rounded up."""
     return round_up(sum((exact(value) for value in values), Fraction(0)))
 
 
 def report_digest(data: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a ledger's report without its digest.
-
-    Args:
-      data: the JSON form.
-    """
+    """Returns the SHA-256 of a ledger's report without its digest."""
     return hashlib.sha256(canonical_json(dict(data)).encode("utf-8")).hexdigest()

@@ -311,11 +311,7 @@ _OF_DATASETS: dict[str, Callable[[Any, Declaration], Iterator[str]]] = {
 
 
 def origin_problems(datasets: Mapping[str, Declaration]) -> Iterator[str]:
-    """Compares what is declared again with the first declaration of the same units, where the report has it.
-
-    Args:
-      datasets: declarations by `dataset_id`.
-    """
+    """Compares what is declared again with the first declaration of the same units, where the report has it."""
     unchanged = ("text_key", "unit_key", "extra_fields", "max_chars", "records_per_unit")
     for name, declared in datasets.items():
         first = datasets.get(declared.origin[0]) if declared.origin is not None else None
@@ -606,12 +602,7 @@ def _group_problems(words: Any, topics: Sequence[Any], plan: Any) -> Iterator[st
 
 
 def topic_problems(topics: Sequence[tuple[Any, Any]], plan: Any) -> Iterator[str]:
-    """Compares topics and their noisy counts or weights with what the release of topics can hold.
-
-    Args:
-      topics: in any order.
-      plan: of documents.
-    """
+    """Compares topics and their noisy counts or weights with what the release of topics can hold."""
     if isinstance(plan.topics, WordRelease):
         found = sorted(topics, key=lambda pair: (-pair[1], pair[0]))
         yield from _as_topics(word_problems([(None, found, ())], _words_alone(plan.topics, None, None)))
@@ -627,14 +618,7 @@ def _as_topics(problems: Iterator[str]) -> Iterator[str]:
 
 
 def topic_word_problems(topic: str, words: Any, pairs: Any, *, plan: Any) -> Iterator[str]:
-    """Compares the words and pairs of one topic with what their releases can hold.
-
-    Args:
-      topic: whose words they are.
-      words: with noisy weights.
-      pairs: the same of pairs.
-      plan: of documents.
-    """
+    """Compares the words and pairs of one topic with what their releases can hold."""
     if plan.words is None:
         if words or pairs:
             yield "words: expected none, as the plan releases none"

@@ -121,13 +121,7 @@ class RowsPlan(SharePlan):
         return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=threshold)
 
     def noise_takes(self, source: RowSource, *, labels: int, calibrated: bool = False) -> float:
-        """Returns the chance of the right label that noise takes, roughly; rejected answers are not counted as taken.
-
-        Args:
-          source: where the numbers of rows come from.
-          labels: labels that an answer can have.
-          calibrated: as of `expected`.
-        """
+        """Returns the chance of the right label that noise takes, roughly; rejected answers do not count as taken."""
         law = shot_law(self.release, self.public_size)
         facts = mean_facts(source, labels=labels, law=law, calibrated=calibrated)
         found = vote_chances(self.release, self.public_size, facts=facts, draws=ROUGH_DRAWS)

@@ -309,14 +309,12 @@ class _Attempts:
         return True
 
     def give_up(self) -> NoReturn:
-        """Raises the first suppressed error."""
         if self._first is None:
             raise ConfigurationError("with_fallbacks: expected a runnable to try, found none.")
         raise self._first
 
 
 def _wrap_binding(binding: Any) -> _Binding:
-    """Returns LangChain's binding as a `_Binding`."""
     return _Binding(**vars(binding))
 
 
@@ -950,7 +948,6 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     @contextmanager
     def _bar(self, total: int) -> Iterator[None]:
-        """Shows the progress of a batch."""
         with new_bar(total, "query", "private answers", progress=None if total > 1 else False) as bar:
             token = _BAR.set(bar)
             try:

@@ -232,7 +232,6 @@ def _digest(above: str, entry: Mapping[str, Any]) -> str:
 
 
 def _opened(path: Path, *, may_create: bool) -> BinaryIO:
-    """Opens a file for reading and writing."""
     flags = os.O_RDWR | (os.O_CREAT if may_create else 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
@@ -243,12 +242,7 @@ T = TypeVar("T")
 
 
 class RunItem(Protocol):
-    """One unit of work of a run (a demonstration, an input, a histogram); holds public or released values only.
-
-    Attributes:
-      done: whether the item is complete.
-      busy: whether a run is working on it.
-    """
+    """One unit of work of a run (a demonstration, an input, a histogram); holds public or released values only."""
 
     done: bool
     busy: bool
@@ -256,13 +250,7 @@ class RunItem(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """One call of `run` or `stream`.
-
-    Attributes:
-      events: reports what is charged: for one item, or for the whole call.
-      bar: the progress bar.
-      config: the caller's config, or None.
-    """
+    """One call of `run` or `stream`."""
 
     events: RunEvents
     bar: Any

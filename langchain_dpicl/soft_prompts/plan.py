@@ -255,13 +255,7 @@ def given_fields(fields: FieldNames | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ExampleFields:
-    """The record fields of a training example; public.
-
-    Attributes:
-      text: field of the input.
-      target: field of the answer.
-      pair: field of the second input, or None.
-    """
+    """The record fields of a training example; public."""
 
     text: str
     target: str
@@ -341,12 +335,7 @@ class ExampleFields:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """PUBLIC examples whose loss is shown in training, and how often.
-
-    Attributes:
-      examples: public.
-      every: steps between two validations; the last step is validated too.
-    """
+    """PUBLIC examples whose loss is shown in training, and how often."""
 
     examples: tuple[TrainingExample, ...] = field(repr=False)
     every: int
@@ -477,11 +466,6 @@ class Optimizer:
 
     def restored(self, step: int, data: bytes, *, width: int) -> OptimizerState:
         """Returns the state whose `to_bytes` gave `data`, which comes from a file.
-
-        Args:
-          step: number of updates so far.
-          data: weights and moments.
-          width: length of each vector.
 
         Raises:
           ConfigurationError: they are no state of a run with this optimizer and this many weights.

@@ -535,7 +535,6 @@ class SoftPromptClassifier(Runnable[Any, str]):
             return error
 
     def _question(self, one_input: Any) -> ScoringInput:
-        """Parses an input."""
         from langchain_dpicl.backends.tuning.engine import ScoringInput
 
         fields = {"text": public_text("input", one_input)} if isinstance(one_input, _CARRIERS) else one_input

@@ -51,15 +51,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What differs between kinds of files.
-
-    Attributes:
-      word: what error messages call such a file.
-      application_id: the mark in the file's header.
-      version: of the tables.
-      tables: returns the script that makes them.
-      repair: what to do about a broken file, for error messages.
-    """
+    """What differs between kinds of files."""
 
     word: str
     application_id: int

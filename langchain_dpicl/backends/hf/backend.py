@@ -406,7 +406,6 @@ def _rooms(
     row_batch: int,
     limit: int | None,
 ) -> tuple[Prompts, Engine]:
-    """Returns the reader of prompts and the runner of the model."""
     from langchain_dpicl.backends.hf.batches import ModelBody
     from langchain_dpicl.backends.hf.engine import Engine
     from langchain_dpicl.backends.hf.tokens import Prompts, TokenizerMaps

@@ -40,13 +40,7 @@ class FilledCache(Exception):  # noqa: N818  no error
 
 @dataclass(frozen=True, slots=True)
 class CacheSlice:
-    """Some rows of a batch that are read separately.
-
-    Attributes:
-      rows: which.
-      size: rows of the batch.
-      note: called with each layer that has been written.
-    """
+    """Some rows of a batch that are read separately."""
 
     rows: slice
     size: int

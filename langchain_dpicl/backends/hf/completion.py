@@ -86,14 +86,7 @@ def _put_answers(
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """How texts are written.
-
-    Attributes:
-      max_tokens: a text ends after this many tokens.
-      stop: and before the first of these strings.
-      taste: how tokens are drawn.
-      spell: the bytes of a token.
-    """
+    """How texts are written."""
 
     max_tokens: int
     stop: tuple[str, ...]
@@ -113,7 +106,6 @@ class _Text:
         self.has_ended = False
 
     def add(self, token: int) -> None:
-        """Adds a token, unless the text has ended."""
         self.has_ended |= token == self._eos
         if self.has_ended:
             return
@@ -199,12 +191,10 @@ class _GrowingRows:
         self._added: list[Ints] = []
 
     def start(self) -> torch.Tensor:
-        """Reads the rows."""
         self._batch = self._anew()
         return self._told(lambda batch: batch.start(self._rows))
 
     def add(self, tokens: Ints) -> torch.Tensor:
-        """Adds one token to every row."""
         self._added.append(tokens)
         return self._told(lambda batch: batch.step(_to_device(self._engine, tokens)))
 

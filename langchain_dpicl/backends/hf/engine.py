@@ -663,11 +663,6 @@ class LocalSession:
 
     Formal guarantees:
       - The bits of a row depend on its own prompt, on public text, and on public facts about the machine.
-
-    Args:
-      engine: runs the model.
-      private: the rows.
-      prefix: ids of released tokens.
     """
 
     def __init__(self, engine: Engine, private: PrivateRows, prefix: Sequence[int]) -> None:

@@ -86,7 +86,6 @@ def load(
 
 
 def _move(model: Any, device: Any) -> None:
-    """Moves a model to a device; raises ConfigurationError if there is no such device or no room on it."""
     try:
         model.to(device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:

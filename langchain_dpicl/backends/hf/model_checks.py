@@ -35,9 +35,6 @@ class Hooks:
     """Checks the hooks on forward and backward of a model and its parts.
 
     Hooks of torch, transformers, accelerate and peft are accepted, and those of modules that the operator names.
-
-    Args:
-      model: a torch module.
     """
 
     def __init__(self, model: Any) -> None:

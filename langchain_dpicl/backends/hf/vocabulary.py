@@ -121,11 +121,7 @@ def _is_text(spelled: bytes) -> bool:
 
 
 class LogitReader:
-    """Turns a batch's raw logits into the candidates', on their device, row by row.
-
-    Args:
-      vocabulary: the candidates.
-    """
+    """Turns a batch's raw logits into the candidates', on their device, row by row."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -226,11 +222,7 @@ _NUM_TEST_ROWS = 2048
 
 
 class OutputHead:
-    """The last layer of a model; until `part` has shown that it can run alone, states are the model's logits.
-
-    Args:
-      model: a causal model of the transformers package.
-    """
+    """The last layer of a model; until `part` has shown that it can run alone, states are the model's logits."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -261,33 +261,26 @@ class _LangChainSession:
         self._areport = areport
 
     def score(self, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, len(domain)]: next-token probabilities on `domain`."""
         return self.read(self.report(), domain)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Async twin of `score`; rows of one call run concurrently."""
         return self.read(await self.areport(), domain)
 
     def report(self) -> _Report:
-        """Asks for the top tokens after each prompt, whatever the candidates are; see `ReportSession`."""
         return self._report(self._opened(), self._prefix.decode("utf-8", "replace"))
 
     async def areport(self) -> _Report:
-        """Async twin of `report`; rows of one call run concurrently."""
         return await self._areport(self._opened(), self._prefix.decode("utf-8", "replace"))
 
     def read(self, report: _Report, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, len(domain)] from the model's report."""
         self._opened()
         return to_rows(report.reveal(), domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row's prefix."""
         self._opened()
         self._prefix += _bytes([token])
 
     def close(self) -> None:
-        """Drops the prompts."""
         self._prompts = None
 
     def _opened(self) -> tuple[OpaqueValue[str], ...]:

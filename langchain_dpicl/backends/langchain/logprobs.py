@@ -575,13 +575,7 @@ class NoLogprobsError(CapabilityError):
 
 
 class ProbeResult(NamedTuple):
-    """The result of a probe.
-
-    Attributes:
-      wire: the request format to use.
-      entries: what the model reports for one token, as received.
-      found: the same as probabilities.
-    """
+    """The result of a probe."""
 
     wire: ReplyFormat
     entries: list[Entry]

@@ -503,7 +503,6 @@ class SilentModel:
         return self._reply_unless_tripped(outcome, call, passage, request)
 
     async def _aattempt(self, request: Request, retry: RetryPolicy) -> Reply:
-        """Async twin of `_attempt`."""
         call, passage = _enter_call(request, retry)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
@@ -965,7 +964,6 @@ class _Process:
         )
 
     def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
-        """Returns the threads for blocking calls."""
         if self._crew is None:
             return self._own[inside_a_loop]
         return self._crew.here(self._limit, inside_a_loop=inside_a_loop)

@@ -124,7 +124,6 @@ class SilentEmbeddings:
         return self._checked(replies)
 
     def _stack(self, replies: Sequence[Reply]) -> Rows:
-        """Stacks private replies into rows."""
         rows: Rows = np.zeros((len(replies), self._dimension))
         for place, reply in enumerate(replies):
             if reply.answer is not None and _width(reply.answer) == self._dimension:
@@ -142,7 +141,6 @@ class SilentEmbeddings:
         return self._stack(replies)
 
     def _probed(self, *, sends_tokens: bool) -> NDArray[np.float64]:
-        """Returns the vector of a public text."""
         reply = self._calls.probe(_request(OpaqueValue(_PROBE_TEXT), explain="text"))
         try:
             answer = probe_answer_or_raise(self.name, reply, asked="the vector of a short text", advice=_ADVICE)

@@ -271,7 +271,6 @@ class _Inspection:
         self.things: list[Any] = []
 
     def inspect_object(self, thing: Any, depth: int) -> None:
-        """Inspects one object in the path, and its classes."""
         self.things.append(thing)
         kind = thing if issubclass(type(thing), type) else type(thing)
         if kind is not thing and (depth <= _PARTS_OF_PARTS or _is_sdk(kind) or _is_http(kind)):

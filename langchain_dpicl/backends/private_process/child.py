@@ -252,7 +252,6 @@ class _Embedder:
         return self._silent.rows([OpaqueValue(text) for text in texts])
 
     async def arows(self, texts: Sequence[str]) -> Rows:
-        """Async twin of `rows`."""
         return await self._silent.arows([OpaqueValue(text) for text in texts])
 
 

@@ -397,13 +397,7 @@ class _Here:
 
 
 class Client:
-    """A model in a process of its own, as engines call it; threads and event loops share the process.
-
-    Args:
-      start: the first message, which says how the model is made.
-      name: public name, for errors.
-      retry: limits the wait for an answer.
-    """
+    """A model in a process of its own, as engines call it; threads and event loops share the process."""
 
     def __init__(self, start: Mapping[str, Any], *, name: str, retry: RetryPolicy) -> None:
         self._start = OpaqueValue(dict(start))  # arguments may be keys

@@ -159,35 +159,29 @@ class _Tokens(ProcessEngine):
 
     @property
     def max_top_k(self) -> int | None:
-        """How many top tokens one call reports; None: the whole vocabulary."""
         most: int | None = self._facts["max_top_k"]
         return most
 
     @property
     def eos(self) -> Token:
-        """The key of the end of the text."""
         eos: Token = self._facts["eos"]
         return eos
 
     @property
     def tokenizer_fingerprint(self) -> str | None:
-        """What tells the tokenizer from others, where the engine has one."""
         fingerprint: str | None = self._facts["fingerprint"]
         return fingerprint
 
     def vocabulary(self) -> Sequence[Token]:
-        """Returns every key; raises CapabilityError where the engine reports top tokens only."""
         if "vocabulary" not in self._facts:
             self._facts["vocabulary"] = tuple(self._now("vocabulary"))
         keys: Sequence[Token] = self._facts["vocabulary"]
         return keys
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Returns up to `top_k` (token, probability) pairs after a PUBLIC prompt, likeliest first."""
         return [(token, share) for token, share in run_sync(self._top(prompt, prefix, top_k))]
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Async twin of `top_tokens`."""
         return [(token, share) for token, share in await run_async(self._top(prompt, prefix, top_k))]
 
     def _top(self, prompt: str, prefix: Sequence[Token], top_k: int) -> EffectGenerator[Any]:
@@ -200,11 +194,9 @@ class _Tokens(ProcessEngine):
         return _Session(self, boxes, prefix)
 
     def decode(self, tokens: Sequence[Token]) -> str:
-        """Returns the text of tokens."""
         return str(self._now("decode", list(tokens)))
 
     def count_tokens(self, text: str) -> int:
-        """Returns the number of tokens of a PUBLIC text."""
         return int(self._now("count_tokens", text))
 
 
@@ -221,7 +213,6 @@ class _Full(_Tokens):
         shared: str = "",
         max_new_tokens: int | None = None,
     ) -> FullSession:
-        """Starts a session on PRIVATE prompts and the public one; see `FullBackend.open_full`."""
         boxes = _boxes(prompts)
         del prompts
         how = {"public": public, "num_rows": num_rows, "shared": shared, "max_new_tokens": max_new_tokens}
@@ -232,13 +223,11 @@ class _Choices(ProcessEngine):
     """Scores complete continuations."""
 
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Returns float64[prompts, choices]: log-likelihoods; a failed row is -inf everywhere."""
         boxes = _boxes(prompts)
         del prompts
         return run_sync(self._scored("score_choices", boxes, choices, len(choices)))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Async twin of `score_choices`."""
         boxes = _boxes(prompts)
         del prompts
         return await run_async(self._scored("score_choices", boxes, choices, len(choices)))
@@ -254,11 +243,9 @@ class _PublicChoices(_Choices):
     """Scores the choices of public prompts too."""
 
     def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
-        """Returns float64[choices] for one PUBLIC prompt; raises ModelCallError where its call failed."""
         return run_sync(self._public("score_public", prompt, list(choices)))
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
-        """Async twin of `score_public`."""
         return await run_async(self._public("score_public", prompt, list(choices)))
 
 
@@ -266,13 +253,11 @@ class _Other(_PublicChoices):
     """Tells an answer that names no choice from a failed call."""
 
     def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Returns float64[prompts, choices + 1]: `score_choices`, and last 0 where an answer names no choice."""
         boxes = _boxes(prompts)
         del prompts
         return run_sync(self._scored("score_with_other", boxes, choices, len(choices) + 1))
 
     async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Async twin of `score_with_other`."""
         boxes = _boxes(prompts)
         del prompts
         return await run_async(self._scored("score_with_other", boxes, choices, len(choices) + 1))
@@ -282,13 +267,11 @@ class _Texts(ProcessEngine):
     """Completes text."""
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Returns one completion per prompt; "" where the call failed."""
         boxes = _boxes(prompts)
         del prompts
         return run_sync(self._completed(boxes, max_tokens, stop))
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Async twin of `complete`."""
         boxes = _boxes(prompts)
         del prompts
         return await run_async(self._completed(boxes, max_tokens, stop))
@@ -304,7 +287,6 @@ class _Encode(ProcessEngine):
     """Has a tokenizer for public text."""
 
     def encode(self, text: str) -> list[Token]:
-        """Returns the tokens of a PUBLIC text."""
         return list(self._now("encode", text))
 
 
@@ -312,7 +294,6 @@ class _TokenBytes(ProcessEngine):
     """Spells its tokens in bytes."""
 
     def token_bytes(self, token: Token) -> bytes:
-        """Returns the bytes of a token."""
         return bytes(self._now("token_bytes", token))
 
 
@@ -399,11 +380,9 @@ class _Session:
             self._check(token)
 
     def score(self, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, len(domain)]: next-token probabilities on `domain`."""
         return run_sync(self._scored("score", list(domain), len(domain), 0.0))
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Async twin of `score`."""
         return await run_async(self._scored("score", list(domain), len(domain), 0.0))
 
     def push(self, token: Token) -> None:
@@ -507,19 +486,15 @@ class _FullSession(_Session):
     """A session that sees the whole vocabulary, and the public prompt too."""
 
     def public(self) -> NDArray[np.float64]:
-        """Returns float64[V]: next-token logits after the PUBLIC prompt and the prefix."""
         return run_sync(self._public())
 
     async def apublic(self) -> NDArray[np.float64]:
-        """Async twin of `public`."""
         return await run_async(self._public())
 
     def logits(self, columns: NDArray[np.int64] | None = None) -> Rows:
-        """Returns float64[rows, d]: next-token logits of the private rows; a failed row is NaN."""
         return run_sync(self._scored("logits", columns, self._width(columns), np.nan))
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
-        """Async twin of `logits`."""
         return await run_async(self._scored("logits", columns, self._width(columns), np.nan))
 
     def _width(self, columns: NDArray[np.int64] | None) -> int:

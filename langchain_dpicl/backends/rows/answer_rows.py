@@ -210,12 +210,6 @@ class AnswerRows:
         that hold nothing private.
       - Neither prompts nor answers are kept after the ask is gone.
 
-    Args:
-      engine: completes text.
-      reader: reads answers.
-      max_tokens: most tokens of one answer.
-      stop: what ends an answer.
-
     Raises:
       CapabilityError: the engine does not complete text.
       ConfigurationError: another argument is not what is expected here.
@@ -334,11 +328,9 @@ class _AnswerRequest:
     prompts: tuple[Box | None, ...]
 
     def run(self) -> OpaqueRows:
-        """Runs, blocking."""
         return run_guarded(self._rows) or OpaqueRows(self._zeros())
 
     async def arun(self) -> OpaqueRows:
-        """Runs, awaiting."""
         return await arun_guarded(self._arows) or OpaqueRows(self._zeros())
 
     def _rows(self) -> OpaqueRows:
@@ -386,8 +378,6 @@ def _each(
 async def _aeach(
     action: Callable[[Sequence[Box]], Awaitable[Any]], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
 ) -> list[Any]:
-    """Async twin of `_each`."""
-
     async def together() -> list[Any] | None:
         return fit(await action(boxes), len(boxes))
 

@@ -183,14 +183,12 @@ class _Call:
     counted: _RowCounter
 
     def run(self) -> DPICLError | _EngineDone | None:
-        """Runs, blocking."""
         try:
             return run_guarded(self._run)
         finally:
             self.groups = ()
 
     async def arun(self) -> DPICLError | _EngineDone | None:
-        """Runs, awaiting."""
         try:
             return await arun_guarded(self._arun)
         finally:
@@ -220,11 +218,9 @@ class _PendingRow:
         self.rows: list[Any] = []
 
     def add(self, rows: Any) -> None:
-        """Keeps rows."""
         self.rows.append(np.array(rows))
 
     def clear(self) -> None:
-        """Drops the rows."""
         self.rows.clear()
 
 

@@ -625,7 +625,6 @@ class _LabelRequest:
     is_answered: bool = field(default=False)
 
     def run(self) -> OpaqueRows:
-        """Runs, blocking."""
         self._once()
         try:
             # The frames below hold private values; a stop is raised again from a frame without them.
@@ -634,7 +633,6 @@ class _LabelRequest:
             self.prompts = ()
 
     async def arun(self) -> OpaqueRows:
-        """Runs, awaiting."""
         self._once()
         try:
             return await arun_guarded(self._arows) or self._nothing()
@@ -714,11 +712,9 @@ class _PublicTextsRequest:
     keep_errors: bool
 
     def run(self) -> dict[str, LabelScores | ModelCallError]:
-        """Runs, blocking."""
         return public_call(self._score)
 
     async def arun(self) -> dict[str, LabelScores | ModelCallError]:
-        """Runs, awaiting."""
         return await apublic_call(self._ascore)
 
     def _score(self) -> dict[str, LabelScores | ModelCallError]:
@@ -784,11 +780,9 @@ class _PublicRowsRequest:
     prompts: tuple[tuple[str, ...], ...]
 
     def run(self) -> NDArray[np.float64]:
-        """Runs, blocking."""
         return self._read(self.ask.run())
 
     async def arun(self) -> NDArray[np.float64]:
-        """Runs, awaiting."""
         return self._read(await self.ask.arun())
 
     def _read(self, scores: Mapping[str, LabelScores]) -> NDArray[np.float64]:

@@ -136,7 +136,6 @@ class PrivateDirections(Opaque):
         self._held.reveal().update(zip(held, self._packed(list(held.values())), strict=True))
 
     def _packed(self, directions: Sequence[Rows]) -> Sequence[_Held]:
-        """Returns directions as they are kept."""
         # One block for all of them: single small arrays would stay as holes in the heap once they are put together.
         return list(np.array(directions, dtype=np.float32))
 
@@ -241,11 +240,9 @@ class _CandidateRequest:
     texts: Texts
 
     def run(self) -> Candidates:
-        """Runs, blocking."""
         return self._read(self.embeddings.public(self.texts))
 
     async def arun(self) -> Candidates:
-        """Runs, awaiting."""
         return self._read(await self.embeddings.apublic(self.texts))
 
     def _read(self, vectors: Rows) -> Candidates:
@@ -262,15 +259,12 @@ class _VoteRequest:
     candidates: Candidates
 
     def run(self) -> OpaqueRows:
-        """Runs, blocking."""
         votes = run_guarded(lambda: OpaqueRows(self.source.rows(self.units, self.candidates)))
         if votes is None:  # then unit by unit, so that a fault stays in its own row
             votes = self._stack([run_guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
         return votes
 
     async def arun(self) -> OpaqueRows:
-        """Runs, awaiting."""
-
         async def boxed() -> OpaqueRows:
             return OpaqueRows(await self.source.arows(self.units, self.candidates))
 
@@ -384,7 +378,6 @@ class _DirectionMatrix(Opaque):
         self._fill([known[name] for name in rows])
 
     def _fill(self, rows: Sequence[_Held]) -> None:
-        """Sets directions and squares."""
         self.directions: NDArray[Any] = np.array(rows or np.zeros((0, 0)), dtype=np.float32)
         self.squares: Rows = np.einsum("ij,ij->i", self.directions, self.directions).astype(np.float64)
 
@@ -620,11 +613,9 @@ class _DirectionRequest:
     text: str
 
     def run(self) -> NDArray[np.float64]:
-        """Runs, blocking."""
         return direction_of(self.embeddings.public([self.text])[0], _SINGLE)
 
     async def arun(self) -> NDArray[np.float64]:
-        """Runs, awaiting."""
         return direction_of((await self.embeddings.apublic([self.text]))[0], _SINGLE)
 
 
@@ -638,7 +629,6 @@ class _NeighbourRequest:
     is_answered: bool = False
 
     def run(self) -> OpaqueRows:
-        """Runs, blocking."""
         self._once()
         try:
             near = run_guarded(lambda: OpaqueRows(self.source.near(self.units, self.query)))
@@ -649,8 +639,6 @@ class _NeighbourRequest:
         return near
 
     async def arun(self) -> OpaqueRows:
-        """Runs, awaiting."""
-
         async def boxed() -> OpaqueRows:
             return OpaqueRows(await self.source.anear(self.units, self.query))
 

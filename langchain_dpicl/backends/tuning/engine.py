@@ -57,14 +57,7 @@ _CHECKED = 3
 
 
 class MicroBatches:
-    """A model, a task, and how many rows run together.
-
-    Args:
-      prompted: the model.
-      reader: the task.
-      folding: how parameters become a prompt.
-      wanted: rows that run together if they fit into memory and leave each other's bits alone.
-    """
+    """A model, a task, and how many rows run together."""
 
     def __init__(
         self, prompted: PromptedModel, reader: TaskReader, folding: PromptParameterization, *, wanted: int

@@ -434,9 +434,6 @@ def from_prefix(body: ModelBody, numbers: NDArray[np.float32], *, heads: int) ->
 class PromptRegistry:
     """Trained prompts of one model, by name; each is read at its first use, and cached.
 
-    Args:
-      engine: runs the model.
-
     Raises:
       CapabilityError: its rows cannot begin with what was read before.
     """
@@ -484,13 +481,7 @@ class PromptRegistry:
 
 
 class PromptedBatch(RightBatch):
-    """Rows that begin with prompts of different lengths; the padding behind short prompts is masked.
-
-    Args:
-      body: the model.
-      begin: returns the prompts, one per row.
-      shape: rows, tokens of the longest row (its prompt not counted), and tokens to come.
-    """
+    """Rows that begin with prompts of different lengths; the padding behind short prompts is masked."""
 
     def __init__(self, body: ModelBody, begin: Callable[[], Sequence[Beginning]], shape: BatchShape) -> None:
         super().__init__(body, shape)

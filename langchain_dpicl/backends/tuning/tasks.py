@@ -191,10 +191,6 @@ class _Frame:
 class TaskReader:
     """Turns texts into inputs, and answers into targets.
 
-    Args:
-      tokenizer: of the transformers package; a copy is used.
-      task: the public task.
-
     Raises:
       ConfigurationError: a word is not one token of its own, there is no mask or end where one is needed, or the
         template leaves no room for a text.

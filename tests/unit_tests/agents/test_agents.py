@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import sys
 from typing import Any
@@ -340,11 +341,13 @@ def test_another_process_goes_on_with_a_thread_and_its_allowance(house: House) -
 
 
 def test_without_langchain_the_middleware_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(vars(agents), "DPVotingMiddleware", raising=False)
-    monkeypatch.delitem(sys.modules, "langchain_dpicl.agents.middleware", raising=False)
+    monkeypatch.delitem(sys.modules, "langchain_dpicl.agents")
     monkeypatch.setitem(sys.modules, "langchain", None)
     monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
+    without = importlib.import_module("langchain_dpicl.agents")
+    monkeypatch.setattr("langchain_dpicl.agents", agents)
+    assert without.PrivateTool is agents.PrivateTool
     with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[agents\]"):
-        _ = agents.DPVotingMiddleware
+        _ = without.DPVotingMiddleware
     with pytest.raises(AttributeError):
-        _ = agents.Nothing
+        _ = without.Nothing
