@@ -811,7 +811,12 @@ def label_votes_without_privacy(
     wordings = voting.wording.num_wordings
     shape = design_of_queries(rows, size) or declared_design(row_hint_of(choice_engine(llm, voting)), size)
     shape.check_wordings(wordings)
-    plan = _voting_plan(shape, size, is_soft=voting.votes == "soft")
+    plan = ReleasePlan(
+        sampler=shape.sampler(size),
+        aggregation=ProbabilitySum() if voting.votes == "soft" else VoteSum(),
+        mechanism=GumbelMechanism(1.0),  # a plan must have one; it is never run
+        adjacency="add_remove",
+    )
     voting, scorer, reads = reader_of(llm, voting, is_wanted=answers.calibrate)
     asked = [voting.queries(voting.wording.query(query)) for query in queries]
     totals = [
@@ -832,16 +837,6 @@ def label_votes_without_privacy(
         labels=voting.labels,
         totals=np.array(totals, dtype=np.float64).reshape(len(asked), len(voting.labels)),
         plan={"private": False, "epsilon": "infinity", "delta": 0.0, **public, **sampling},
-    )
-
-
-def _voting_plan(design: RowDesign, public_size: int, *, is_soft: bool) -> ReleasePlan:
-    """Returns how rows are drawn and added up; the mechanism, which a plan must have, is never run."""
-    return ReleasePlan(
-        sampler=design.sampler(public_size),
-        aggregation=ProbabilitySum() if is_soft else VoteSum(),
-        mechanism=GumbelMechanism(1.0),
-        adjacency="add_remove",
     )
 
 

@@ -13,7 +13,7 @@ from langchain_dpicl.backends.embedded import load_tables
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.planning.share_plan import (
@@ -289,10 +289,6 @@ class _Counting(ReleaseRun[Count, ReleasedCounts]):
         item.done = True
         item.ticket.commit()
         call.tick()
-
-    def _give_back(self, item: _Counted, events: RunEvents) -> None:
-        if item.ticket is not None:
-            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
     def _examples(self, item: _Counted) -> tuple[Count, ...]:
         return item.counts
@@ -578,9 +574,6 @@ class WordsPlan(SharePlan):
 
         Args:
           confidence: in (0, 1).
-
-        Raises:
-          ConfigurationError: `confidence` out of range.
         """
         return self.release.found_from(confidence)
 
@@ -826,10 +819,6 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     def _commit(item: _Label) -> None:
         if item.ticket is not None and item.ticket.uncommitted and not item.is_lost:
             item.ticket.commit()
-
-    def _give_back(self, item: _Label, events: RunEvents) -> None:
-        if item.ticket is not None:
-            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
     def _examples(self, item: _Label) -> tuple[Weight, ...]:
         return item.words or ()

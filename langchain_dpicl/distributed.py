@@ -117,12 +117,7 @@ class Job(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One worker, as the one sees it who hands out jobs.
-
-    Attributes:
-      handle: what the executor knows it by.
-      begun: keys of the works that it has begun.
-    """
+    """One worker, as the one sees it who hands out jobs."""
 
     handle: Any
     begun: set[str] = field(default_factory=set)
@@ -798,11 +793,7 @@ class RayExecutor(Executor):
         atexit.register(self.close)
 
     def _check_gpus(self) -> None:
-        """Ends a cluster that was started here and that no worker would ever find its GPUs in.
-
-        Raises:
-          ConfigurationError: this machine has too few.
-        """
+        """Ends a cluster that was started here and that no worker would ever find its GPUs in."""
         needed, available = self._needs["num_gpus"], 0.0
         if needed:
             available = float(self._ray.cluster_resources().get("GPU", 0.0))
@@ -864,9 +855,6 @@ def as_executor(executor: Any) -> Executor | LocalExecutor | None:
 
     Args:
       executor: a `RayExecutor`, "ray", a `LocalExecutor` or None; the last two mean this process.
-
-    Raises:
-      ConfigurationError: it is something else, or Ray is not installed.
     """
     if executor is None or isinstance(executor, Executor | LocalExecutor):
         return executor
@@ -920,11 +908,7 @@ def _import_ray(*, starts_its_own: bool) -> ModuleType:
 
 
 def _check_closed(ray: Any) -> None:
-    """Refuses to start a cluster that everybody who reaches its ports may use. Ray reads this once, as it is imported.
-
-    Raises:
-      ConfigurationError: Ray asks for no token.
-    """
+    """Refuses to start a cluster that anybody who reaches its ports may use; Ray reads this once, as it is imported."""
     raylet = getattr(ray, "_raylet", None)
     mode = getattr(raylet, "get_authentication_mode", None)
     if mode is None or mode() != raylet.AuthenticationMode.TOKEN:  # type: ignore[union-attr]

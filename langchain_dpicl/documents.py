@@ -619,11 +619,7 @@ def _priced(draft: DocumentsPlan) -> DocumentsPlan:
 
 @dataclass(frozen=True, slots=True)
 class TopicDecodingSpec(DecodingSpec):
-    """Public parameters of a generation whose labels are places; prompts show the topic of a place.
-
-    Attributes:
-      topics: topic by place, once released.
-    """
+    """Public parameters of a generation whose labels are places; prompts show the topic of a place."""
 
     topics: dict[str, str] = field(default_factory=dict)
 

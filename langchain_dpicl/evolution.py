@@ -40,7 +40,7 @@ from langchain_dpicl.options import (
     refuse_unused,
 )
 from langchain_dpicl.planning.expected_utility import noise_scale
-from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, terms_shown, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -175,15 +175,8 @@ class EvolutionPlan(SharePlan):
     def rebuild(cls, shown: Mapping[str, Any]) -> EvolutionPlan:
         """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
         names = ("rounds", "shots_per_label", "num_candidates", "num_survivors", "num_variations")
-        return plan_evolution(
-            {branch["label"]: branch["public_size"] for branch in shown["labels"]},
-            epsilon=None,
-            delta=shown["delta"],
-            adjacency=shown["adjacency"],
-            noise_multiplier=shown["noise_multiplier"],
-            partition=shown["dataset_id"],
-            **{name: shown[name] for name in names},
-        )
+        sizes = {branch["label"]: branch["public_size"] for branch in shown["labels"]}
+        return plan_evolution(sizes, **terms_shown(shown, *names))
 
 
 def plan_evolution(

@@ -225,7 +225,9 @@ class CandidateSource:
         self._count = 0 if candidates is not None else count
         self.fixed = None if _fetches(candidates) else _check_texts("candidates", candidates)
         """The candidates if they are the same for every query; otherwise None."""
-        self._source = _as_runnable(candidates) if _fetches(candidates) else None
+        self._source: Runnable[Any, Any] | None = None
+        if _fetches(candidates):
+            self._source = candidates if isinstance(candidates, Runnable) else RunnableLambda(candidates)
 
     @property
     def name(self) -> str:
@@ -315,10 +317,6 @@ def distinct_texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _fetches(candidates: Any) -> bool:
     return isinstance(candidates, Runnable) or callable(candidates)
-
-
-def _as_runnable(source: Any) -> Runnable[Any, Any]:
-    return source if isinstance(source, Runnable) else RunnableLambda(source)
 
 
 def _check_texts(name: str, values: Any) -> tuple[str, ...] | None:
@@ -690,7 +688,7 @@ class AnswerMaker:
         lists = {"candidates": self.public.fixed, "domain": domain, "answer_prompt": _prompt_with_names(self.template)}
         public = {**report, **self.traits, **lists}
         scope = scope_of_plan(budget, share, dataset_id=private.dataset_id, public=public)
-        return AnswerMemo(store, scope=scope, packed=_outcome_to_json, unpacked=_outcome_from_json)
+        return AnswerMemo(store, scope=scope, packed=dataclasses.asdict, unpacked=_outcome_from_json)
 
 
 class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
@@ -937,10 +935,6 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
             abstained=outcome.abstained,
             receipt=receipt,
         )
-
-
-def _outcome_to_json(outcome: AnswerOutcome) -> dict[str, Any]:
-    return dataclasses.asdict(outcome)
 
 
 def _outcome_from_json(stored: Mapping[str, Any]) -> AnswerOutcome:

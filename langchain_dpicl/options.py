@@ -215,11 +215,7 @@ OptionT = TypeVar("OptionT", bound=Option)
 
 
 def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
-    """Returns an option value that a caller gave; None stands for the defaults of the first kind.
-
-    Raises:
-      ConfigurationError: it is something else.
-    """
+    """Returns an option value that a caller gave; None stands for the defaults of the first kind."""
     if value is None:
         return kinds[0]()
     if isinstance(value, kinds):
@@ -228,11 +224,7 @@ def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
 
 
 def refuse_unused(option: Option, used: Collection[str], component: str) -> None:
-    """Refuses fields that differ from their defaults and that a component does not use.
-
-    Raises:
-      ConfigurationError: there is such a field.
-    """
+    """Refuses fields that differ from their defaults and that a component does not use."""
     if unused := sorted(set(option.to_dict()) - set(used)):
         raise fail(type(option).__name__, f"fields among {sorted(used)} for {component}", unused)
 
@@ -794,11 +786,7 @@ def noise_of(value: object, kind: type[N], other: type[M], /) -> N | M: ...
 @overload
 def noise_of(value: object, /, *kinds: type[Any]) -> Any: ...
 def noise_of(value: object, /, *kinds: Any) -> Any:
-    """Returns the option value of `noise=`: a mechanism's name is short for its option, None for the first kind.
-
-    Raises:
-      ConfigurationError: another value or name.
-    """
+    """Returns the option value of `noise=`: a mechanism's name is short for its option, None for the first kind."""
     if isinstance(value, kinds):
         return value
     if value is None:
@@ -812,11 +800,7 @@ def noise_of(value: object, /, *kinds: Any) -> Any:
 
 
 def noise_with(value: object, mechanism: str) -> Noise:
-    """Returns the `Noise` of a component that has one mechanism, which `value` may name.
-
-    Raises:
-      ConfigurationError: another value, or another mechanism.
-    """
+    """Returns the `Noise` of a component that has one mechanism, which `value` may name."""
     noise = noise_of(value, Noise)
     if noise.mechanism not in {None, mechanism}:
         raise fail("Noise.mechanism", f"None (this component adds {mechanism!r} noise)", noise.mechanism)

@@ -421,18 +421,9 @@ def plan_retrieval(
 ) -> RetrievalPlan:
     """Calibrates the noise of answers from retrieved documents to `epsilon`, or prices a given noise.
 
-    Args:
-      public_size: declared number of units.
-      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
-      delta: the share's delta.
-      participations: answers that one unit may participate in.
-      width: coordinates of one release: labels, or keywords.
-      num_slots: rows of a query, public; None: a row for each participant.
-      max_queries: most answers.
-      adjacency: "add_remove".
-      aggregation: how rows add up; `VoteSum()` by default.
-      noise_multiplier: given noise; None calibrates.
-      partition: the documents' public id.
+    A unit participates in so many answers. `num_slots` is the public number of rows of a query; None: a row for each
+    participant. `max_queries` is the most answers, `adjacency` "add_remove"; the other arguments are as of
+    `plan_queries`.
     """
     check_positive_delta(delta)
     if epsilon is None and noise_multiplier is None:

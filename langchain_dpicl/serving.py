@@ -99,7 +99,8 @@ class ServedFields(HidesInput):
         known = set(cls.model_fields)
         unknown = [name for name in values if name not in known | _STOCK] if isinstance(values, dict) else []
         if unknown:
-            expected = f"fields among {sorted(known - _inherited())}, found another."
+            own = known - {*BaseLLM.model_fields, *BaseChatModel.model_fields}
+            expected = f"fields among {sorted(own)}, found another."
             raise ConfigurationError(f"{cls.__name__}: expected {expected} {did_you_mean(unknown[0], known)}".rstrip())
         return values
 
@@ -138,11 +139,6 @@ class ServedFields(HidesInput):
         return {"ls_model_name": self.backend.name, **params, "ls_provider": "dpicl"}
 
 
-def _inherited() -> set[str]:
-    """Returns the fields of LangChain's base classes, which an error need not list."""
-    return {*BaseLLM.model_fields, *BaseChatModel.model_fields}
-
-
 def load_served_model(kind: type[Any], path: Any, options: dict[str, Any]) -> Any:
     """Returns a served model of a local folder; what is no option of the engine is a field of the model.
 
@@ -174,11 +170,7 @@ class CallOptions:
 
     @classmethod
     def of(cls, model: ServedFields, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> CallOptions:
-        """Reads a call.
-
-        Raises:
-          ConfigurationError: a number out of range, or a way of sampling that the engine does not have.
-        """
+        """Reads a call."""
 
         def asked(name: str) -> Any:
             given = kwargs.get(name)
@@ -296,11 +288,7 @@ class _TextInProgress:
         self.finished = False
 
     def add(self, token: int, shares: NDArray[np.float64]) -> TextPiece:
-        """Returns what a token adds.
-
-        Raises:
-          ModelCallError: the model gave no numbers.
-        """
+        """Returns what a token adds."""
         if not shares.any():
             raise ModelCallError(f"{self._backend.name} gave no numbers for a prompt; try another dtype or model")
         if token == self._backend.eos:
@@ -426,9 +414,10 @@ class _ServedLLM(ServedFields, BaseLLM):
         asked = [text_prompt(self.backend, prompt) for prompt in prompts]
         texts = write_all(self.backend, asked, CallOptions.of(self, stop, kwargs))
         read, written = sum(map(self.backend.count_tokens, prompts)), sum(text.num_tokens for text in texts)
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         return LLMResult(
             generations=[[Generation(text=text.text, generation_info=text.info)] for text in texts],
-            llm_output={**self._identifying_params, "token_usage": _openai_usage(read, written)},
+            llm_output={**self._identifying_params, "token_usage": usage},
         )
 
     def _stream(
@@ -645,10 +634,6 @@ class ChatEmbedded(_ServedChat):
 
 def _usage(read: int, written: int) -> UsageMetadata:
     return UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
-
-
-def _openai_usage(read: int, written: int) -> dict[str, int]:
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 CONTENT_FREE = ("N/A", "", "[MASK]")

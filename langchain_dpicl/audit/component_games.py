@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -12,11 +11,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
+from typing_extensions import override
 
 from langchain_dpicl.audit.game import (
     TINY_DELTA,
     AuditResult,
     Game,
+    GameSide,
     gaussian_epsilon,
     lower_bound,
     lower_mu,
@@ -139,17 +140,12 @@ class RetrievalGame(Game):
         event: Event = next(ticket.event for ticket in tickets if ticket.template == FILTER_TEMPLATE)
         return event
 
-    def outcomes(self) -> tuple[str, ...]:
-        """Returns where the sum stands; of two sides, one says all."""
-        return ("above",)
 
-
-class RetrievingSide:
+class RetrievingSide(GameSide[RetrievalGame]):
     """One data set, and the runs that were played on it."""
 
     def __init__(self, game: RetrievalGame, units: tuple[str, ...]) -> None:
-        self.game, self.units = game, units
-        self.counts: Counter[str] = Counter()
+        super().__init__(game, units)
         self._left: set[tuple[int, int]] = set()
 
     def play(self, runs: int) -> None:
@@ -170,11 +166,6 @@ class RetrievingSide:
             votes = asked.invoke("a again" if total > 0 else "a").scores or {}
             total += weight * (yes * votes["yes"] + no * votes["no"])
         return total
-
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if a run was not paid for once, or a query not counted."""
@@ -357,13 +348,11 @@ def _as_one(event: Event) -> Event:
     return event
 
 
-class LabellingSide:
+class LabellingSide(GameSide[LabelGame]):
     """One data set: its trials so far, and whether the tickets add up."""
 
     def __init__(self, game: LabelGame, units: tuple[str, ...]) -> None:
-        self.game = game
-        self.counts: Counter[str] = Counter()
-        self._units = units
+        super().__init__(game, units)
         self._num_asked = self._answered = 0
         self.labeler = labeler_of(units, game.together or game.runs, **game.options)
         self._stream = None if game.together else self.labeler.stream(progress=False)
@@ -376,15 +365,10 @@ class LabellingSide:
                 break
             self.counts[self.game.outcome(entries)] += 1
 
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
-
     def _trial(self) -> list[PoolEntry]:
         if self._stream is None:
             self._num_asked = self._answered = 0
-            self.labeler = labeler_of(self._units, self.game.together or 1, **self.game.options)
+            self.labeler = labeler_of(self.units, self.game.together or 1, **self.game.options)
             entries = list(self.labeler.stream(progress=False))
         else:
             entries = list(itertools.islice(self._stream, 1))
@@ -434,22 +418,16 @@ class AnswerGame(Game):
         return event
 
 
-class AnsweringSide:
+class AnsweringSide(GameSide[AnswerGame]):
     """One component and its answers so far."""
 
     def __init__(self, game: AnswerGame, units: tuple[str, ...]) -> None:
-        self.game = game
+        super().__init__(game, units)
         self.component = game.component(units)
-        self.counts: Counter[str] = Counter()
 
     def play(self, runs: int) -> None:
         """Asks the same query again and again."""
         self.counts.update(self.game.outcome(self.component.invoke(QUERY)) for _ in range(runs))
-
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if the ledger holds another number of tickets than there were answers."""
@@ -539,12 +517,11 @@ class StepGame(Game):
         return side.run.plan.tickets()[0].event
 
 
-class TrainingSide:
+class TrainingSide(GameSide[StepGame]):
     """One run, and where its steps went so far."""
 
     def __init__(self, game: StepGame, units: tuple[str, ...]) -> None:
-        self.game = game
-        self.counts: Counter[str] = Counter()
+        super().__init__(game, units)
         self.run = training_of(
             units,
             engine=ReadGradients(game.width),
@@ -562,11 +539,6 @@ class TrainingSide:
             before, self._weights = self._weights, self.run.weights
             moved = (before - self._weights) / self.run.plan.average_factor  # the released sum, in clips
             self.counts[self.game.outcome(float(direction @ moved))] += 1
-
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if there were more steps than were paid for."""
@@ -731,7 +703,7 @@ def evolution_of(
     records = [{"text": text, "unit": place} for place, text in enumerate(units) for _ in range(MANY)]
     return PrivateEvolution.from_private_examples(
         PrivateExamples(records, public_size=1, unit_key="unit", records_per_unit=MANY),
-        llm=RunnableLambda(_repeat_survivors),
+        llm=RunnableLambda(lambda _: YES_LABEL),  # nothing new: a variation that is a survivor counts once
         embeddings=Opposite() if embeddings is None else embeddings,
         budget=Budget(epsilon=_EPSILON, delta=1e-6, adjacency=adjacency),
         epsilon=_EPSILON / 2,
@@ -739,11 +711,6 @@ def evolution_of(
         evolution=Evolution(rounds=rounds, num_survivors=2, num_variations=1, candidates=(YES_LABEL, NO_LABEL)),
         noise=Noise(multiplier=noise_multiplier),
     )
-
-
-def _repeat_survivors(_: Any) -> str:
-    """Writes nothing new: a variation that is a survivor counts once."""
-    return YES_LABEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -759,23 +726,17 @@ class EvolutionGame(Game):
         (ticket,) = side.built(1).plan.tickets()
         return ticket.event
 
-    def outcomes(self) -> tuple[str, ...]:
-        """Returns where the votes stand; of two sides, one says all."""
-        return ("above",)
 
-
-class EvolvingSide:
+class EvolvingSide(GameSide[EvolutionGame]):
     """One data set, and the rounds that were played on it."""
 
     def __init__(self, game: EvolutionGame, units: tuple[str, ...]) -> None:
-        self.game = game
-        self.counts: Counter[str] = Counter()
-        self._units = units
+        super().__init__(game, units)
         self._faults: list[str] = []
 
     def built(self, rounds: int) -> PrivateEvolution:
         """Builds the component for so many rounds."""
-        return evolution_of(self._units, rounds, **self.game.options)
+        return evolution_of(self.units, rounds, **self.game.options)
 
     def play(self, runs: int) -> None:
         """Has so many rounds more voted."""
@@ -795,11 +756,6 @@ class EvolvingSide:
             if votes[YES_LABEL] * direction[0] + votes[NO_LABEL] * direction[1] > self.game.threshold
             else "below"
         )
-
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
 
     def faults(self) -> Iterator[str]:
         """Yields what is wrong without any chance."""
@@ -872,19 +828,17 @@ _AT_ONCE = 250
 """Texts of one synthesizer: with many more, each of them takes longer."""
 
 
-class WritingSide:
+class WritingSide(GameSide[TokenGame]):
     """One data set, and the texts that were written from it so far."""
 
     def __init__(self, game: TokenGame, units: tuple[str, ...]) -> None:
-        self.game = game
-        self.counts: Counter[str] = Counter()
-        self.played = 0
-        self._units = units
+        super().__init__(game, units)
+        self._num_written = 0
         self._unpaid = False
         self.synthesizer = self._built(min(_AT_ONCE, game.runs))
 
     def _built(self, tokens: int) -> DemonstrationSynthesizer:
-        return synthesizer_of(self._units, tokens, public=self.game.public, **self.game.options)
+        return synthesizer_of(self.units, tokens, public=self.game.public, **self.game.options)
 
     def play(self, runs: int) -> None:
         """Has so many texts more written."""
@@ -892,11 +846,16 @@ class WritingSide:
         for size in [_AT_ONCE] * (runs // _AT_ONCE) + [runs % _AT_ONCE] * (runs % _AT_ONCE > 0):
             self.synthesizer = self._built(size)
             texts = [text["text"] for text in self.synthesizer.stream(progress=False)]
-            self.played += len(texts)
+            self._num_written += len(texts)
             self.counts.update(text for text in texts if not counted or text in counted)
             (ticket,) = self.synthesizer.plan.tickets()
             remaining = share_of(self.synthesizer).remaining(ticket.template)
             self._unpaid |= remaining != ticket.max_count - len(texts)
+
+    @property
+    @override
+    def played(self) -> int:
+        return self._num_written  # not all of them count
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if the ledger holds another number of tickets than there were texts."""

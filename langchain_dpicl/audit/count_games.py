@@ -18,7 +18,7 @@ from scipy import stats
 from typing_extensions import override
 
 from langchain_dpicl.audit.component_checks import check_noise_scale, check_row_contribution, check_sampler_rate
-from langchain_dpicl.audit.game import ALARM, AuditResult, Game, clopper_pearson_lower, result_of
+from langchain_dpicl.audit.game import ALARM, AuditResult, Game, GameSide, clopper_pearson_lower, result_of
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.budget.budget import Budget
@@ -132,12 +132,11 @@ class OnceGame(Game):
         return event
 
 
-class _CountSide:
+class _CountSide(GameSide[OnceGame]):
     """One data set and the outcomes of its releases so far."""
 
     def __init__(self, game: OnceGame, units: tuple[str, ...]) -> None:
-        self.game, self.units = game, units
-        self.counts: Counter[str] = Counter()
+        super().__init__(game, units)
         self._has_unused = False
 
     def play(self, runs: int) -> None:
@@ -146,10 +145,6 @@ class _CountSide:
             counts, tickets_left = self.game.release(self.game.build(self.units))
             self.counts[self.game.outcome(counts)] += 1
             self._has_unused |= tickets_left != 0
-
-    @property
-    def played(self) -> int:
-        return self.counts.total()
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if a release has not used its ticket."""

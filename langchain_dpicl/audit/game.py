@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -495,18 +495,26 @@ _TRIES = 3
 BLIND = ("a worse neighbour than this game's", "a share of the noise that is missing and below what `power` is for")
 
 
-class GameSide(Protocol):
+GameT = TypeVar("GameT", bound="Game")
+
+
+class GameSide(ABC, Generic[GameT]):
     """One data set: the trials that were played on it."""
 
-    counts: Counter[str]
+    def __init__(self, game: GameT, units: tuple[str, ...]) -> None:
+        self.game, self.units = game, units
+        self.counts: Counter[str] = Counter()
 
     @property
     def played(self) -> int:
         """Trials so far."""
+        return self.counts.total()
 
+    @abstractmethod
     def play(self, runs: int) -> None:
         """Plays so many trials more."""
 
+    @abstractmethod
     def faults(self) -> Iterator[str]:
         """Yields what is wrong without any chance: tickets that do not fit what was asked."""
 
@@ -545,7 +553,7 @@ class Game(ABC):
     delta: float = 1e-6
 
     @abstractmethod
-    def sides(self) -> tuple[GameSide, GameSide]:
+    def sides(self) -> tuple[GameSide[Any], GameSide[Any]]:
         """Builds the component on both data sets."""
 
     @abstractmethod
@@ -556,9 +564,9 @@ class Game(ABC):
           side: one side of the game.
         """
 
-    @abstractmethod
     def outcomes(self) -> tuple[str, ...]:
         """Returns every outcome there can be; of two, one says all."""
+        return ("above",)
 
 
 @dataclass(slots=True)

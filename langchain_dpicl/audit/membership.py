@@ -558,11 +558,7 @@ class _LabelReader:
         return "answered text" if kind == "text votes" else f"label probabilities ({kind})"
 
     def probabilities(self, texts: Sequence[str], prompts: Callable[[Sequence[str]], list[str]]) -> Rows:
-        """Returns float64[texts, labels].
-
-        Raises:
-          ModelCallError: a call failed.
-        """
+        """Returns float64[texts, labels]."""
         free = prompts(self._content_free)
         ask = self._rows.request_public_rows([(prompt, *free) for prompt in prompts(texts)])
         rows: Rows = LimitConcurrency(ask, self._limit).run()

@@ -139,9 +139,6 @@ class ReadTokens(Spied, FakeBackend):
     """Writes text: the loudest record of a prompt lists the logit of each of `TOKENS`, and none of them ends the text.
 
     The public prompt has the logits `public`.
-
-    Args:
-      public: logits of `TOKENS` after the public prompt.
     """
 
     def __init__(self, public: Sequence[float] = (0.0, 0.0, 0.0)) -> None:

@@ -461,15 +461,11 @@ def run_audit(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
         subject,
         controls=arguments.controls,
         progress=None if arguments.json else show,
-        name=_display_name(arguments.what),
+        name=arguments.what if _NAME.fullmatch(arguments.what) else Path(arguments.what).name,
     )
     say(report.to_json() if arguments.json else report.summary())
     failed = not report.ok or (arguments.strict and report.verdict == "undecided")
     return VIOLATED if failed else 0
-
-
-def _display_name(what: str) -> str:
-    return what if _NAME.fullmatch(what) else Path(what).name
 
 
 def _find_object(what: str) -> Any:
@@ -530,18 +526,10 @@ def _sampled_event(base: Callable[[_Fields], Event]) -> Callable[[_Fields], Even
     return event
 
 
-def _bounded_range_check(fields: _Fields) -> Event:
-    return BoundedRangeEvent(check_positive("E", fields["E"]))
-
-
 def _votes(fields: _Fields, name: str) -> Event:
     """A noisy vote histogram; the format fixes its sensitivity to that of a vote that changes."""
     l2 = VoteSum().sensitivity(row_shape="slots", adjacency="replace_one").require("l2")
     return GaussianEvent(check_positive(name, fields[name]) / l2)
-
-
-def _gnmax(fields: _Fields) -> Event:
-    return _votes(fields, "sigma")
 
 
 _SIMPLE: dict[str, tuple[frozenset[str], Callable[[_Fields], Event]]] = {
@@ -551,8 +539,8 @@ _SIMPLE: dict[str, tuple[frozenset[str], Callable[[_Fields], Event]]] = {
     "pure": (frozenset({"eps"}), _pure),
     "poisson_pure": (frozenset({"q", "eps"}), _sampled_event(_pure)),
     "slot_pure": (frozenset({"q", "eps"}), _sampled_event(_pure)),
-    "bounded_range": (frozenset({"E"}), _bounded_range_check),
-    "gnmax": (frozenset({"sigma"}), _gnmax),
+    "bounded_range": (frozenset({"E"}), lambda fields: BoundedRangeEvent(check_positive("E", fields["E"]))),
+    "gnmax": (frozenset({"sigma"}), lambda fields: _votes(fields, "sigma")),
 }
 _EXP_MECH = frozenset({"clip", "slots", "tau", "count"})
 _CONFIDENT_GNMAX = frozenset({"sigma1", "sigma2", "thresholds", "labels"})
@@ -727,12 +715,6 @@ def _action(
     command.add_argument("--name", help="which of the ledgers there (default: budget)")
     command.set_defaults(act=act)
     return command
-
-
-def run_report(arguments: argparse.Namespace) -> CommandOutput:
-    """Runs the command that was typed."""
-    output: CommandOutput = arguments.act(arguments)
-    return output
 
 
 @contextlib.contextmanager

@@ -110,11 +110,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def open_records(path: Path) -> IO[str]:
-    """Opens a file of records; one line of text each, or one row.
-
-    Raises:
-      ConfigurationError: its name ends in no format that is read here.
-    """
+    """Opens a file of records; one line of text each, or one row."""
     if not path.name.lower().endswith(_FORMATS):
         raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
     opener: Any = gzip.open if path.name.lower().endswith(".gz") else open
@@ -585,9 +581,6 @@ def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METH
     Args:
       given: nested tables.
       methods: those that the command knows, the default first.
-
-    Raises:
-      ConfigurationError: an unknown key, with the one that was meant, or a value out of its range.
     """
     rest = dict(given)
     name = rest.pop("method", methods[0])

@@ -294,12 +294,6 @@ def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
-def run_ledger(arguments: argparse.Namespace) -> CommandOutput:
-    """Runs the command that was typed."""
-    output: CommandOutput = arguments.act(arguments)
-    return output
-
-
 def _create(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.budget.handler import make_store_at

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli.check import add_audit, add_report, run_audit, run_report
+from langchain_dpicl.cli.check import add_audit, add_report, run_audit
 from langchain_dpicl.cli.inputs import add_flags, add_settings, read_json
-from langchain_dpicl.cli.ledger import CommandOutput, add_ledger, redact, run_bench, run_ledger
+from langchain_dpicl.cli.ledger import CommandOutput, add_ledger, redact, run_bench
 from langchain_dpicl.cli.parser import BAD_INPUT, DONE, INTERRUPTED, CommandGroup, CommandParser, exit_code_of, page_of
 from langchain_dpicl.cli.plan import add_plan, plan_output
 from langchain_dpicl.cli.rehearse import add_rehearse, add_try, run_rehearse, run_try
@@ -247,11 +247,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
-    return _show(run_ledger(arguments), [arguments.where])
+    return _show(arguments.act(arguments), [arguments.where])
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    return _show(run_report(arguments), [arguments.ledger or ""])
+    return _show(arguments.act(arguments), [arguments.ledger or ""])
 
 
 def _show(output: CommandOutput, typed: Sequence[str]) -> int:

@@ -198,12 +198,7 @@ def _nearest(typed: str, known: Sequence[str], prog: str) -> str:
 
 
 class CommandGroup:
-    """Commands that serve one task, under one title of `dpicl --help`; takes the place of argparse's subparsers.
-
-    Attributes:
-      title: what the commands are for.
-      lines: name and words of each command.
-    """
+    """Commands that serve one task, under one title of `dpicl --help`; takes the place of argparse's subparsers."""
 
     def __init__(self, commands: Any, title: str) -> None:
         self._commands = commands

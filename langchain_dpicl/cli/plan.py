@@ -1272,15 +1272,9 @@ def _training_text(out: dict[str, Any]) -> str:
     if out["options"]:
         lines += ["", "batches at equal epsilon and equal epochs (noise roughly: up to some percent more than needed):"]
         lines.append(f"  {'batch':>9}{'steps':>9}{'noise':>9}{'on the average':>17}{'in clips':>11}")
-        lines += [_training_option_text(option) for option in out["options"]]
+        row = "  {expected_batch_size:>9,}{steps:>9,}{noise_multiplier:>9.4f}{noise_scale:>17.3g}{noise_to_clip:>11.3g}"
+        lines += [row.format(**option) for option in out["options"]]
     return "\n".join(lines)
-
-
-def _training_option_text(option: dict[str, Any]) -> str:
-    return (
-        f"  {option['expected_batch_size']:>9,}{option['steps']:>9,}{option['noise_multiplier']:>9.4f}"
-        f"{option['noise_scale']:>17.3g}{option['noise_to_clip']:>11.3g}"
-    )
 
 
 # -- private evolution -----------------------------------------------------------------------------------------------

@@ -130,9 +130,6 @@ def read_app(path: Path, ledger: str | None) -> App:
     Args:
       path: of the TOML file.
       ledger: what the command line names; None: what the file names.
-
-    Raises:
-      ConfigurationError: an unknown table or key, or a value out of its range.
     """
     given = read_toml(path)
     shared: dict[str, Any] = {name: given.pop(name) for name in ("data", "model") if name in given}

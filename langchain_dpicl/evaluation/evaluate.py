@@ -22,7 +22,7 @@ from langchain_dpicl.backends.sync_async import (
     run_in_thread,
 )
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.handler import BudgetLike, RunEvents, check_config, resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.chains import ANSWER, Probe, Question, SilentChain
 from langchain_dpicl.evaluation.evaluators import STOCK, BoundEvaluator, Evaluator, Same, paired
 from langchain_dpicl.evaluation.plan import Counted, Estimate, EvaluationPlan, NoisyRatio, Of, plan_evaluation
@@ -109,11 +109,7 @@ class OneRelease(ReleaseRun[T, Result]):
 
     @property
     def released(self) -> T:
-        """What was released.
-
-        Raises:
-          ConfigurationError: nothing was.
-        """
+        """What was released."""
         if self._item.value is None:
             raise fail("result", "a release that was made", "none", "Call run() first.")
         return self._item.value
@@ -140,10 +136,6 @@ class OneRelease(ReleaseRun[T, Result]):
         super()._rest()
         if self.is_finished:  # the budget keeps the run, and would keep the examples
             vars(self).pop("_private", None)
-
-    def _give_back(self, item: Released[T], events: RunEvents) -> None:
-        if item.ticket is not None:
-            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
     def _examples(self, item: Released[T]) -> tuple[T, ...]:
         return () if item.value is None else (item.value,)
@@ -654,11 +646,7 @@ def _evaluation(
 
 
 def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
-    """Returns the examples that are read: these, or their declaration in parts.
-
-    Raises:
-      ConfigurationError: an unknown part, or fewer than two declared units.
-    """
+    """Returns the examples that are read: these, or their declaration in parts."""
     if part is None:
         return private
     check_choice("part", part, get_args(Part))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, terms_shown, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -158,9 +158,6 @@ class NoisyRatio:
         Args:
           confidence: chance that the interval holds the true mean, over sample and noise.
           of: see `p_values`.
-
-        Raises:
-          ConfigurationError: an argument out of range.
         """
         alarm = 1 - check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
         first, last = self.bounds
@@ -301,14 +298,7 @@ class EvaluationPlan(SharePlan):
         return plan_evaluation(
             shown["public_size"],
             widths=[tuple(tables) for tables in shown["widths"]],
-            epsilon=None,
-            delta=shown["delta"],
-            sample=shown["sample"],
-            adjacency=shown["adjacency"],
-            noise_multiplier=shown["noise_multiplier"],
-            calls_per_unit=shown["calls_per_unit"],
-            part=shown["part"],
-            partition=shown["dataset_id"],
+            **terms_shown(shown, "sample", "calls_per_unit", "part"),
         )
 
 
@@ -454,19 +444,8 @@ class ChoicePlan(SharePlan):
     @classmethod
     def rebuild(cls, shown: Mapping[str, Any]) -> ChoicePlan:
         """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
-        return plan_choice(
-            shown["public_size"],
-            candidates=shown["candidates"],
-            epsilon=None,
-            delta=shown["delta"],
-            sample=shown["sample"],
-            adjacency=shown["adjacency"],
-            noise_multiplier=shown["noise_multiplier"],
-            calls_per_unit=shown["calls_per_unit"],
-            is_rounded=shown["is_rounded"],
-            part=shown["part"],
-            partition=shown["dataset_id"],
-        )
+        names = ("public_size", "candidates", "sample", "calls_per_unit", "is_rounded", "part")
+        return plan_choice(**terms_shown(shown, *names))
 
 
 def plan_choice(

@@ -194,9 +194,6 @@ def trees_of(words: ReleasedWords, labels: Sequence[str], backend: NextTokenBack
       words: a `ReleasedWords`.
       labels: of the texts that are written; none: their labels are not declared.
       backend: the engine that writes.
-
-    Raises:
-      ConfigurationError: something else, or words of other labels.
     """
     from langchain_dpicl.released.counts import ReleasedWords as Kind
 

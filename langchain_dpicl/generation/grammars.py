@@ -527,7 +527,7 @@ class Matcher:
         if self._has_ended:
             return np.zeros(len(columns), np.bool_)
         mask = self._parse.bits[columns]  # bool[V]
-        if self._holds_space():
+        if whole_part(self._parse.forced) == b" " and self._leaves_space(b" "):
             mask &= columns != _SPACE
         mask[self._spelling.end_columns] = self._parse.accepts
         return mask
@@ -607,9 +607,6 @@ class Matcher:
         if not len(columns) or np.ptp(self._spelling.columns[columns]):
             return ()
         return (self._backend.vocabulary()[int(columns[0])],)
-
-    def _holds_space(self) -> bool:
-        return whole_part(self._parse.forced) == b" " and self._leaves_space(b" ")
 
     def _leaves_space(self, text: bytes) -> bool:
         """Whether a forced text leaves its last blank to the next token, as every continuation has a token for it."""

@@ -27,6 +27,7 @@ from langchain_dpicl.planning.share_plan import (
     SharePlan,
     num_branches,
     plan_first_words,
+    terms_shown,
     with_noise_for,
     with_price,
 )
@@ -41,7 +42,6 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, logit_sum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
@@ -293,9 +293,10 @@ class GenerationPlan(SharePlan):
 
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the tickets of the share: words of each label, if any leave, and those of the texts."""
-        words = self.words
-        first = () if words is None else tuple(_words_of(label, words.event) for label, _ in self.branches)
-        return first + self.text_tickets()
+        if (words := self.words) is None:
+            return self.text_tickets()
+        first = (Ticket(FIRST_WORDS_TEMPLATE, words.event, label=name, refundable=True) for name, _ in self.branches)
+        return (*first, *self.text_tickets())
 
     def text_tickets(self) -> tuple[Ticket, ...]:
         """Returns the tickets of the texts: one template per segment and block length, per label.
@@ -322,11 +323,7 @@ class GenerationPlan(SharePlan):
         )
 
     def words_from(self, confidence: float = 0.95) -> int | None:
-        """Returns how many units of a label must cast a word for it to be released; None: no words are.
-
-        Args:
-          confidence: probability of finding it, in (0, 1).
-        """
+        """Returns how many units of a label must cast a word for it to be released; None: no words are."""
         return None if self.words is None else self.words.found_from(confidence)
 
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
@@ -420,18 +417,11 @@ class GenerationPlan(SharePlan):
             names += ["blend_weight", "center"]  # fixed for the others
         return plan_generation(
             {branch["label"]: branch["public_size"] for branch in shown["labels"]},
-            epsilon=None,
-            delta=shown["delta"],
-            adjacency=shown["adjacency"],
-            noise_multiplier=shown["noise_multiplier"],
             mechanism=TokenRule(shown["mechanism"], **{name: shown.get(name) for name in names}),
             design=RowDesign.shown(shown),
-            redraw_every=shown["redraw_every"],
-            shots_per_label=shown["shots_per_label"],
             segments=[Segment(name, tokens) for name, tokens in shown["max_tokens"].items()],
-            candidates=shown["candidates"],
-            partition=shown["dataset_id"],
             words=None if shown.get("words") is None else word_release(shown["words"]),
+            **terms_shown(shown, "redraw_every", "shots_per_label", "candidates"),
         )
 
 
@@ -444,10 +434,6 @@ def _is_rehearsed(source: float | GenerationRehearsal) -> TypeGuard[GenerationRe
     if not isinstance(source, GenerationRehearsal):
         raise fail("source", "a guessed agreement, or a GenerationRehearsal", type(source))
     return True
-
-
-def _words_of(label: str | None, event: Event) -> Ticket:
-    return Ticket(template=FIRST_WORDS_TEMPLATE, event=event, label=label, refundable=True)
 
 
 def template_name(segment: str, length: int) -> str:
@@ -809,7 +795,8 @@ def _other_samplings(
         for shape in dict.fromkeys((design, *shapes)):
             yield from ((name, shape, period) for period in periods)
         if deal is not None:
-            yield name, dataclasses.replace(_as_slots(design), sampling="disjoint"), deal
+            slots = RowDesign.choose(rows="slots", num_slots=design.num_slots, shots_per_slot=design.shots_per_slot)
+            yield name, dataclasses.replace(slots, sampling="disjoint"), deal
 
 
 def compare(
@@ -910,10 +897,6 @@ def _rules(rule: TokenRule | None, full_vocabulary: bool) -> dict[str, TokenRule
     if rule is not None and rule.mechanism in rules:
         rules[rule.mechanism] = dataclasses.replace(rule, clip=None) if rule.fixes_noise else rule
     return rules
-
-
-def _as_slots(design: RowDesign) -> RowDesign:
-    return RowDesign.choose(rows="slots", num_slots=design.num_slots, shots_per_slot=design.shots_per_slot)
 
 
 __all__ = [

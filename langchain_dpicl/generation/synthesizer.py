@@ -672,8 +672,7 @@ class DraftRun(ReleaseRun[Item, Result]):
 
     def _give_back(self, item: Any, events: RunEvents) -> None:
         if not isinstance(item, PartialText):
-            if item.ticket is not None:
-                events.tickets -= item.ticket.give_back()  # an unburnt ticket only
+            super()._give_back(item, events)
             return
         for block in (block for tickets in item.tickets.values() for block in tickets):
             if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:

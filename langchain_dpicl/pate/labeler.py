@@ -517,7 +517,8 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         inputs = InputTemplate.of(private, words.wording)
         entries = inputs.waiting(public_inputs)
         engine = choice_engine(llm, words)
-        other = bool(reading.other_label) and _reads_text(engine, words)
+        texts = list(words.texts.values())
+        other = bool(reading.other_label) and LabelRows(engine, texts, calibrate=False).kind == "text votes"
         if other and reading.other_label in words.labels:
             raise fail("other_label", "a text that is none of the labels, or ''", reading.other_label)
         least = _least_share(reading, chosen, len(words.labels))
@@ -939,11 +940,6 @@ def _query_count(max_queries: int | None, entries: Sequence[PoolEntry]) -> int:
     if not entries:
         raise fail("public_inputs", "at least one input, or max_queries= for later inputs", [])
     return len(entries)
-
-
-def _reads_text(engine: Any, task: VotingTask) -> bool:
-    """Whether votes are parsed from the text that the engine writes."""
-    return LabelRows(engine, list(task.texts.values()), calibrate=False).kind == "text votes"
 
 
 def _elsewhere(

@@ -230,28 +230,14 @@ def plan_labelling(
 ) -> LabellingPlan:
     """Calibrates the noise of labels for `max_queries` inputs to `epsilon`, or prices a given noise.
 
-    Args:
-      public_size: declared number of units.
-      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`. Ignored for
-        Confident-GNMax, whose noise is given with the mechanism.
-      delta: the share's delta.
-      max_queries: inputs that the share pays for.
-      width: candidates of one release, `constants` included.
-      teachers: "fresh" draws a new secret sample for every input, "one_sample" one for all of them, "fixed" deals the
-        units into slots once and keeps them (`adjacency="replace_one"` only).
-      adjacency: neighbouring relation.
-      aggregation: how rows add up; `VoteSum()` by default.
-      mechanism: a mechanism (its noise is replaced) or its name; or a `ConfidentGNMaxMechanism` (its noise is kept);
-        None: Gaussian for slots, Gumbel for unit rows.
-      noise_multiplier: given noise; None calibrates.
-      max_answers: with Confident-GNMax and teachers that are drawn once, the labels that the share pays for; None: one
-        per input.
-      design: shape of rows; by default 20 slots of 4 records, and for fixed teachers a
-        partition into 200 slots of one shot, or one per unit if there are fewer.
-      constants: public scores of further candidates, such as one to abstain.
-      threshold: votes below which the largest noisy vote is rejected; Gaussian noise only.
-      partition: the data set's public id.
-      is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
+    Arguments are as of `plan_queries`, but for these:
+      - `teachers`: "fresh" draws a new secret sample for every input, "one_sample" one for all of them, "fixed" deals
+        the units into slots once and keeps them (`adjacency="replace_one"` only).
+      - `mechanism` may be a `ConfidentGNMaxMechanism`, whose noise is kept; `epsilon` is ignored then. With teachers
+        that are drawn once, `max_answers` labels are paid for; None: one per input.
+      - `design`: for fixed teachers by default a partition into 200 slots of one shot, or one per unit if there are
+        fewer.
+      - `threshold`: votes below which the largest noisy vote is rejected; Gaussian noise only.
     """
     check_adjacency(adjacency)
     check_positive_delta(delta)
@@ -526,22 +512,10 @@ def propose_labelling(
     probability `chance` at the guessed agreement; if none of these numbers does, the smallest. Shapes with more rows
     than declared units, and fixed teachers under `add_remove`, are omitted.
 
-    Args:
-      public_size: declared number of units.
-      epsilon: the share.
-      delta: its delta.
-      public_inputs: number of inputs without labels.
-      labels: labels an input can have; at least two inputs per label are tried, if there are as many.
-      adjacency: neighbouring relation.
-      teachers: ways of drawing teachers.
-      mechanisms: names, at least one; shapes are compared with the first.
-      designs: shapes of rows to compare, partitions for fixed teachers; by default 40 and 200 rows of
-        one record, 10, 20 and 40 of four, 20 of eight, and 100, 200 and 400 fixed teachers.
-      max_queries: how many of the inputs get a label; None: as many as possible, see above.
-      abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
-      source: where the numbers of rows come from; None: the usual guess.
-      chance: wanted probability that an input gets the right label.
-      wordings: public wordings that slots read in turn; several leave unit rows out.
+    Arguments are as of `compare_queries`, but for these: at least two inputs per label are tried, if there are as many.
+    `designs` are the shapes of rows to compare, partitions for fixed teachers; by default 40 and 200 rows of one
+    record, 10, 20 and 40 of four, 20 of eight, and 100, 200 and 400 fixed teachers. `max_queries` inputs get a label
+    (None: as many as possible, see above); below a share `abstain_below` of the expected rows an input is rejected.
 
     Raises:
       ConfigurationError: a public parameter is out of range, or nothing is left to compare.

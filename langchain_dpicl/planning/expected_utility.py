@@ -580,11 +580,8 @@ def drawn_votes(plan: ReleasePlan, public_size: int, facts: RowFacts, *, draws: 
 def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
     """Returns float64[n]: the chance that the largest count with the noise of the test is below the threshold."""
     largest = np.max([values for values, count in columns if count], axis=0)
-    return np.asarray(special.ndtr((mechanism.threshold - largest) / _test_scale(plan, mechanism)))
-
-
-def _test_scale(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism) -> float:
-    return mechanism.test_noise_multiplier * plan.sensitivity.require("linf")
+    scale = mechanism.test_noise_multiplier * plan.sensitivity.require("linf")
+    return np.asarray(special.ndtr((mechanism.threshold - largest) / scale))
 
 
 def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> np.ndarray:

@@ -166,6 +166,12 @@ class SharePlan(ABC):
         return html_table(type(self).__name__, self.to_dict())
 
 
+def terms_shown(shown: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Returns what a planner takes of a shown plan: the terms of every share, and the parameters of these names."""
+    taken = {name: shown[name] for name in ("delta", "adjacency", "noise_multiplier", *names)}
+    return {"epsilon": None, "partition": shown["dataset_id"], **taken}
+
+
 PlanT = TypeVar("PlanT", bound=SharePlan)
 
 
@@ -255,12 +261,7 @@ _GAPS_OF_WORDS = 2.0**-80
 
 
 def num_branches(labels: int, adjacency: Adjacency) -> int:
-    """Returns how many labels one change of a unit can concern: a unit that is replaced may change its label.
-
-    Args:
-      labels: that split the units; one or none: all units together.
-      adjacency: neighbouring relation.
-    """
+    """Returns how many labels one change of a unit can concern: a unit that is replaced may change its label."""
     return 2 if adjacency == "replace_one" and labels > 1 else 1
 
 

@@ -1,6 +1,6 @@
 """Rehearsals: what a model does with public examples, and the plan that follows. Reads no private record."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from langchain_dpicl._lazy import on_first_use
 
@@ -47,11 +47,7 @@ _HOME = {
 }
 
 if not TYPE_CHECKING:
-    _load, __dir__ = on_first_use(__name__, _HOME)
-
-    def __getattr__(name: str) -> Any:
-        return _load(name)
-
+    __getattr__, __dir__ = on_first_use(__name__, _HOME)
 
 __all__ = [
     "FreeRival",

@@ -388,12 +388,7 @@ def free_rivals(rehearsal: Rehearsal) -> Iterator[FreeRival]:
 
 
 def _every_rival(rehearsal: Rehearsal, weightings: Sequence[Weights]) -> Iterator[tuple[FreeRival, Floats]]:
-    """Yields what is free, and each label that could always be answered, with their chances on weighted questions.
-
-    Args:
-      rehearsal: says what is free.
-      weightings: the first is that of all questions, and says what a rival's chance is.
-    """
+    """Yields what is free, and each label that could always be answered, with their chances on weighted questions."""
     every = list(_unmeasured(rehearsal))
     shapes = [(rival.shots, rival.calibrated) for rival in every if rival.shots]
     votes = iter(rehearsal.free_votes(shapes, rows=FREE_ROWS, weightings=weightings))

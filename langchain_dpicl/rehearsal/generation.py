@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast, get_args
@@ -19,15 +18,25 @@ from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.rows import RowRequest, RowSource, restrict
-from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, TopTokenRequest, run_async, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, TopTokenRequest
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.options import LLM, Decoding, GenerationTask, html_table, option_of
 from langchain_dpicl.planning.expected_utility import noise_deviation, occupancy, top_chances
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.rehearsal.rehearsal import Origin, rests_on
-from langchain_dpicl.released.base import FileForm, text_in, write_whole
-from langchain_dpicl.runs.release_run import new_bar, tick
+from langchain_dpicl.rehearsal.rehearsal import (
+    MOST_CALLS,
+    ONLY_PUBLIC,
+    Origin,
+    SavedRehearsal,
+    arehearse_now,
+    count_of,
+    rehearse_now,
+    rests_on,
+    text_of,
+)
+from langchain_dpicl.released.base import FileForm
+from langchain_dpicl.runs.release_run import tick
 from langchain_dpicl.tasks import (
     GenerationTemplate,
     check_known,
@@ -45,7 +54,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 GENERATION_SHOTS = (1, 4)
-MOST_ROWS, MOST_CALLS = 20, 10_000
+MOST_ROWS = 20
 KEPT = 20
 """Largest sums of a step that are kept one by one; of the others their number and total."""
 _DEALS = 64
@@ -54,7 +63,6 @@ _DIGITS = 6
 """Significant digits that are kept."""
 _RESAMPLES, _TAIL, _SEED = 400, 0.05, 20_230_930
 _MOST_STEPS, _MOST_OTHERS = 100_000, 10_000_000
-_PRIVATE = "A rehearsal is free because it reads no private record. Give public examples, or examples you made up."
 
 
 class TokenPlan(Protocol):
@@ -106,7 +114,7 @@ class RehearsedText:
 
 
 @dataclass(frozen=True)
-class GenerationRehearsal:
+class GenerationRehearsal(SavedRehearsal):
     """How far rows of public examples agree on the next token: sums that any plan's noise can be added to.
 
     `GenerationPlan.expected` and `compare` take it in place of a guess. Make it with `rehearse_generation`.
@@ -326,35 +334,18 @@ class GenerationRehearsal:
             "calls": self.calls,
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the rehearsal to a JSON file, atomically.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-        """
-        write_whole(path, self._FORM.text(self.to_dict()))
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a file written by `save`.
-
-        Args:
-          path: a plain file.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes.
-        """
-        state = cls._FORM.read(text_in(path))
+    def _of(cls, state: Mapping[str, Any]) -> Self:
         faulty = fail("generation rehearsal", "the content of a file that `save` wrote", "other values")
         try:
             made = cls(
-                model=_text(state["model"]),
-                wording=_text(state["wording"]),
-                origin=cast("Origin", _text(state["origin"])),
-                num_examples=_count(state["num_examples"], 1),
-                candidates=_count(state["candidates"], 2, _MOST_OTHERS),
+                model=text_of(state["model"]),
+                wording=text_of(state["wording"]),
+                origin=cast("Origin", text_of(state["origin"])),
+                num_examples=count_of(state["num_examples"], 1),
+                candidates=count_of(state["candidates"], 2, _MOST_OTHERS),
                 texts=tuple(map(_text_in, state["texts"])),
-                calls=_count(state["calls"], 1),
+                calls=count_of(state["calls"], 1),
             )
         except (TypeError, KeyError, ValueError):
             raise faulty from None
@@ -462,9 +453,7 @@ def rehearse_generation(
         max_calls=max_calls,
         origin=origin,
     )
-    with new_bar(writing.most_calls, "call", "rehearsal", progress=progress) as bar:
-        rehearsal: GenerationRehearsal = run_sync(writing.walk(_limit(config), bar))
-    return rehearsal
+    return rehearse_now(writing.walk, writing.most_calls, progress, config)
 
 
 async def arehearse_generation(
@@ -487,14 +476,7 @@ async def arehearse_generation(
       options: the other parameters of `rehearse_generation`.
     """
     writing = _Writing.of(llm=llm, public_examples=public_examples, task=task, **options)
-    with new_bar(writing.most_calls, "call", "rehearsal", progress=progress) as bar:
-        rehearsal: GenerationRehearsal = await run_async(writing.walk(_limit(config), bar))
-    return rehearsal
-
-
-def _limit(config: RunnableConfig | None) -> int | None:
-    limit = (config or {}).get("max_concurrency")
-    return None if limit is None else check_int("max_concurrency", limit, low=1)
+    return await arehearse_now(writing.walk, writing.most_calls, progress, config)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -540,7 +522,7 @@ class _Writing:
         origin: Origin = "same",
     ) -> _Writing:
         """Checks everything, and counts the calls, before the first call."""
-        refuse_private(public_examples, _PRIVATE)
+        refuse_private(public_examples, ONLY_PUBLIC)
         check_choice("origin", origin, get_args(Origin))
         check_int("max_tokens", max_tokens, low=1)
         given = sorted({check_int("shots", one, low=1) for one in shots})
@@ -716,13 +698,13 @@ def _text_in(state: Mapping[str, Any]) -> RehearsedText:
     steps = tuple(_step_in(one) for one in state["steps"])
     if set(state) != {"label", "shots", "rows", "steps"} or not 1 <= len(steps) <= _MOST_STEPS:
         raise ValueError("text")
-    label = None if state["label"] is None else _text(state["label"])
-    return RehearsedText(label, _count(state["shots"], 1), _count(state["rows"], 1), steps)
+    label = None if state["label"] is None else text_of(state["label"])
+    return RehearsedText(label, count_of(state["shots"], 1), count_of(state["rows"], 1), steps)
 
 
 def _step_in(numbers: Sequence[Any]) -> RehearsedStep:
     others, rest, *top = numbers
-    step = RehearsedStep(tuple(map(_sum, top)), _count(others, 0, _MOST_OTHERS), _sum(rest))
+    step = RehearsedStep(tuple(map(_sum, top)), count_of(others, 0, _MOST_OTHERS), _sum(rest))
     if not 1 <= len(top) <= KEPT or list(step.top) != sorted(step.top, reverse=True):
         raise ValueError("step")
     return step
@@ -732,15 +714,3 @@ def _sum(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value <= 1e9:
         raise ValueError("sum")
     return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("text")
-    return value
-
-
-def _count(value: Any, low: int, high: int = 2**53) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError("count")
-    return value

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig
@@ -22,7 +23,7 @@ from langchain_dpicl.planning.expected_utility import Contest
 from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, VoteCounts, estimate_facts, mean_facts
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.released.base import FileForm, text_in, write_whole
+from langchain_dpicl.released.base import FileForm, write_whole
 from langchain_dpicl.runs.release_run import new_bar, tick
 from langchain_dpicl.tasks import PublicRecords, VotingTask, choice_engine, wording_digest
 
@@ -34,6 +35,9 @@ Origin: TypeAlias = Literal["same", "neighbour", "made_up"]
 """Where public examples come from: the domain of the private records, another one like it, or somebody's head."""
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
+Walk: TypeAlias = Callable[[int | None, Any], EffectGenerator[T]]
+"""The calls of a rehearsal, by how many may be in flight and the bar that they move."""
 
 _LIKENESS = slice(1, 3)
 """Correlation and rival, among the numbers of rows: shared examples add to both."""
@@ -68,8 +72,43 @@ class RehearsedShape:
     deals: tuple[int, ...]
 
 
+class SavedRehearsal(ABC):
+    """What every rehearsal has: its JSON values, and a file of them."""
+
+    _FORM: ClassVar[FileForm]
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the rehearsal as JSON values."""
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, state: Mapping[str, Any]) -> Self:
+        """Returns the rehearsal of what `to_dict` returned; refuses other values."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the rehearsal to a JSON file, atomically.
+
+        Args:
+          path: file to create or replace; its folder must exist.
+        """
+        write_whole(path, self._FORM.text(self.to_dict()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a file written by `save`.
+
+        Args:
+          path: a plain file.
+
+        Raises:
+          ConfigurationError: the content is not what `save` writes.
+        """
+        return cls._of(cls._FORM.load(path))
+
+
 @dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(SavedRehearsal):
     """What a model did with public examples: everything a planner needs, and no text of an example.
 
     Components take it as `rows=`: it chooses the shape of rows, the noise and whether rows are calibrated, and their
@@ -372,47 +411,27 @@ class Rehearsal:
         """Returns what reports say of the rehearsal that chose the rows."""
         return {"examples": len(self.gold), "origin": self.origin, "calls": self.calls, "digest": self.digest}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the rehearsal to a JSON file, atomically.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-        """
-        write_whole(path, self._FORM.text(self.to_dict()))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a file written by `save`.
-
-        Args:
-          path: a plain file.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes.
-        """
-        return cls._of(cls._FORM.read(text_in(path)))
-
     @classmethod
     def _of(cls, state: Mapping[str, Any]) -> Self:
         faulty = fail("rehearsal", "the content of a file that `save` wrote", "other values", "Rehearse again.")
         try:
             shapes = tuple(
                 RehearsedShape(
-                    _count(one["shots"]),
+                    count_of(one["shots"]),
                     _flag(one["calibrated"]),
                     tuple(tuple(_place(vote) for vote in row) for row in one["votes"]),
-                    tuple(_count(deal) for deal in one["deals"]),
+                    tuple(count_of(deal) for deal in one["deals"]),
                 )
                 for one in state["shapes"]
             )
-            texts = {name: _text(state[name]) for name in ("model", "reads", "wording", "origin")}
+            texts = {name: text_of(state[name]) for name in ("model", "reads", "wording", "origin")}
             made = cls(
                 **cast("Any", texts),
-                labels=tuple(_text(label) for label in state["labels"]),
-                gold=tuple(_count(place) for place in state["gold"]),
+                labels=tuple(text_of(label) for label in state["labels"]),
+                gold=tuple(count_of(place) for place in state["gold"]),
                 shapes=shapes,
-                calls=_count(state["calls"]),
-                content_free=tuple(_text(text) for text in state["content_free"]),
+                calls=count_of(state["calls"]),
+                content_free=tuple(text_of(text) for text in state["content_free"]),
             )
         except (TypeError, KeyError, ValueError):
             raise faulty from None
@@ -514,7 +533,8 @@ def rests_on(num_examples: int, origin: Origin) -> str:
     return f"a rehearsal of {num_examples} public examples{kinds[origin]}"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Returns a text of a file; raises TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError("no text")
     return value
@@ -532,9 +552,10 @@ def _place(value: Any) -> int:
     return value
 
 
-def _count(value: Any) -> int:
-    if _place(value) < 0:
-        raise ValueError("negative")
+def count_of(value: Any, low: int = 0, high: int = 2**53) -> int:
+    """Returns a whole number of a file; raises TypeError or ValueError for anything else."""
+    if not low <= _place(value) <= high:
+        raise ValueError("out of range")
     return int(value)
 
 
@@ -546,7 +567,7 @@ _ALONE = 0.3
 """Correlation below which more rows tell more."""
 _BATCH = 256
 _SEED_OF_QUESTIONS = 20_230_929
-_PRIVATE = "A rehearsal is free because it reads no private record. Give public examples, or examples you made up."
+ONLY_PUBLIC = "A rehearsal is free because it reads no private record. Give public examples, or examples you made up."
 
 
 def rehearse(
@@ -615,9 +636,7 @@ def rehearse(
         max_calls=max_calls,
         origin=origin,
     )
-    with new_bar(asking.most_calls, "call", "rehearsal", progress=progress) as bar:
-        rehearsal: Rehearsal = run_sync(asking.walk(_limit(config), bar))
-    return rehearsal
+    return rehearse_now(asking.walk, asking.most_calls, progress, config)
 
 
 async def arehearse(
@@ -640,9 +659,7 @@ async def arehearse(
       options: the other parameters of `rehearse`.
     """
     asking = _Asking.of(llm=llm, public_examples=public_examples, task=task, **options)
-    with new_bar(asking.most_calls, "call", "rehearsal", progress=progress) as bar:
-        rehearsal: Rehearsal = await run_async(asking.walk(_limit(config), bar))
-    return rehearsal
+    return await arehearse_now(asking.walk, asking.most_calls, progress, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -719,6 +736,18 @@ def _possible(shots: Sequence[int], fits: int) -> tuple[int, ...]:
     return fitting
 
 
+def rehearse_now(walk: Walk[T], most_calls: int, progress: bool | None, config: RunnableConfig | None) -> T:
+    """Makes the calls of a rehearsal behind a bar, blocking."""
+    with new_bar(most_calls, "call", "rehearsal", progress=progress) as bar:
+        return run_sync(walk(_limit(config), bar))
+
+
+async def arehearse_now(walk: Walk[T], most_calls: int, progress: bool | None, config: RunnableConfig | None) -> T:
+    """Async version of `rehearse_now`."""
+    with new_bar(most_calls, "call", "rehearsal", progress=progress) as bar:
+        return await run_async(walk(_limit(config), bar))
+
+
 def _limit(config: RunnableConfig | None) -> int | None:
     limit = (config or {}).get("max_concurrency")
     return None if limit is None else check_int("max_concurrency", limit, low=1)
@@ -764,7 +793,7 @@ class _Asking:
             option_of("answers", answers, LabelAnswers),
         )
         public = PublicRecords.of(
-            public_examples, wording, text_key=text_key, label_key=label_key, labels=labels, instead=_PRIVATE
+            public_examples, wording, text_key=text_key, label_key=label_key, labels=labels, instead=ONLY_PUBLIC
         )
         order = Generator(PCG64(_SEED_OF_QUESTIONS)).permutation(len(public.records))[:max_examples]
         public = PublicRecords(

@@ -189,9 +189,6 @@ def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:
     """Refuses a sample of fixed size from one label of units that were split anew: one may be in no label's branch.
 
     So a unit that is replaced may leave the label, also where there is only one, and no label has a known size.
-
-    Raises:
-      ConfigurationError: it is such a sample.
     """
     origin, release = private.declaration.get("redeclared"), plan.release
     is_fixed = isinstance(release, ReleasePlan) and isinstance(release.sampler, BalancedSlots | PartitionedSlots)

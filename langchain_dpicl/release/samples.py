@@ -261,9 +261,6 @@ def check_fixed_size(private: PrivateExamples, plan: ReleasePlan, *, ledger_id: 
     """Refuses a fixed-size sample of another number of units than declared, before anything is charged.
 
     Only under `replace_one`, where the number of units is public; every other plan is left unread.
-
-    Raises:
-      ConfigurationError: `public_size` is not the number of units.
     """
     if isinstance(plan.sampler, BalancedSlots | PartitionedSlots) and plan.adjacency == "replace_one":
         units = opened_unread(private, ledger_id=ledger_id).num_units

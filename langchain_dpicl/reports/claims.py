@@ -271,9 +271,6 @@ def check_claims(report: Mapping[str, Any]) -> None:
         claims epsilon, delta, adjacency, data set and ledger as the share of its component has them, in a ledger's
         report whose digest, sums and limits agree.
       - No price is computed: that the share's epsilon is what its tickets cost is checked by `verify_report`.
-
-    Raises:
-      ConfigurationError: it is another.
     """
     problems: list[str] = []
     try:

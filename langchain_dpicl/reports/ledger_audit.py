@@ -202,11 +202,7 @@ class ExportedLedger:
         self._records = tuple(records)
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Refuses.
-
-        Raises:
-          LedgerError: always.
-        """
+        """Refuses."""
         _refuse_to_write(header.name)
 
     def header(self) -> LedgerHeader:
@@ -218,11 +214,7 @@ class ExportedLedger:
         return self._records[after : None if limit is None else after + limit]
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
-        """Refuses.
-
-        Raises:
-          LedgerError: always.
-        """
+        """Refuses."""
         _refuse_to_write(self._header.name)
 
 

@@ -473,14 +473,6 @@ def _inside(event: Json) -> str:
     return f"({words})" if event["kind"] in {"composed", "repeated", "parallel"} else words
 
 
-def _describe_composition(event: Json) -> str:
-    return " and ".join(_inside(inner) for inner in event["events"])
-
-
-def _parallel(event: Json) -> str:
-    return "; ".join(f"for {code_span(label)}: {_inside(inner)}" for label, inner in event["branches"])
-
-
 def _describe_allocation(event: Json) -> str:
     deal = f"one secret deal of {event['num_batches']:,} batches (rate {event['sampling_rate']:.6g})"
     return f"{_inside(event['event'])} on each batch of {deal}"
@@ -495,14 +487,16 @@ _WORDS: dict[str, Callable[[Json], str]] = {
     "failure": lambda event: f"something that tells nothing but with probability {event['delta']:.6g}",
     "zcdp": lambda event: f"a release of rho {event['rho']:.6g} (zCDP)",
     "repeated": lambda event: f"{event['count']:,} times {_inside(event['event'])}",
-    "composed": _describe_composition,
+    "composed": lambda event: " and ".join(map(_inside, event["events"])),
     "subsampled": lambda e: f"{_inside(e['event'])} on a secret sample of rate {e['sampling_rate']:.6g}",
     "sampled_ball": lambda e: (
         f"Gaussian noise, multiplier {e['noise_multiplier']:.6g} of the sensitivity, on the sum of a secret sample of "
         f"rate {e['sampling_rate']:.6g}"
     ),
     "allocated": _describe_allocation,
-    "parallel": _parallel,
+    "parallel": lambda event: "; ".join(
+        f"for {code_span(name)}: {_inside(inner)}" for name, inner in event["branches"]
+    ),
 }
 
 
@@ -569,12 +563,7 @@ def belief(prior: float, epsilon: float, delta: float = 0.0) -> float:
 
 
 def page_of(data: Json, problems: Iterable[str]) -> str:
-    """Returns a whole HTML page without scripts, and without anything that is loaded from elsewhere.
-
-    Args:
-      data: what `PrivacyReport.to_dict` returns.
-      problems: what a recomputation of the report found.
-    """
+    """Returns a whole HTML page without scripts, and without anything that is loaded from elsewhere."""
     title = f"Privacy report of {data['ledger']['name']}"
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -727,8 +716,14 @@ def _percent_up(share: float) -> str:
 def _recipients(data: Json) -> Iterator[str]:
     yield "<h2>Who receives private text</h2>"
     countries = data["ledger"].get("about", {}).get("countries", {})
+    # A country is declared of a host with its port, or else without.
     rows = [
-        (component["name"], component["public"].get("model", ""), host, _country(countries, host) or "not declared")
+        (
+            component["name"],
+            component["public"].get("model", ""),
+            host,
+            countries.get(host) or countries.get(_without_port(host)) or "not declared",
+        )
         for share in data["shares"]
         for component in share["components"]
         for host in hosts_of(component)
@@ -742,11 +737,6 @@ def _recipients(data: Json) -> Iterator[str]:
         yield f"<p>Declared, and not called by any share: {_text(', '.join(unused))}.</p>"
     if named := data.get("allowed_wrappers"):
         yield f"<p>{_text(wrappers_words(named))}</p>"
-
-
-def _country(countries: Json, host: str) -> str | None:
-    """Returns what was declared of a host, with its port or else without."""
-    return countries.get(host) or countries.get(_without_port(host))
 
 
 def _without_port(host: str) -> str:

@@ -25,7 +25,6 @@ from langchain_dpicl.privacy._validate import (
     exact,
     fail,
     round_down,
-    round_up,
 )
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.stream_ledger import Windows
@@ -168,7 +167,7 @@ def epsilon_table(
 
 
 def _rows(shares: Sequence[ShareTerms], raw: Sequence[_Priced], *, late: str) -> Iterator[EpsilonRow]:
-    charged, total = _sum(share.epsilon for share in shares), _sum_of_deltas(shares)
+    charged, total = round_up_sum(share.epsilon for share in shares), _sum_of_deltas(shares)
     least = math.inf
     for delta, value in raw:
         least = min(least, math.inf if value is None else value)
@@ -193,15 +192,11 @@ def _composed_price(shares: Sequence[ShareTerms], delta: float, *, adjacency: Ad
         if cost == math.inf:
             return math.inf
         prices.append(cost)
-    return _sum(prices)
+    return round_up_sum(prices)
 
 
 def _sum_of_deltas(shares: Sequence[ShareTerms]) -> Fraction:
     return sum((exact(share.delta) for share in shares), Fraction(0))
-
-
-def _sum(values: Any) -> float:
-    return round_up(sum((exact(value) for value in values), Fraction(0)))
 
 
 def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjacency) -> Iterator[str]:

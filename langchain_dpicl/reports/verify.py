@@ -605,16 +605,13 @@ def topic_problems(topics: Sequence[tuple[Any, Any]], plan: Any) -> Iterator[str
     """Compares topics and their noisy counts or weights with what the release of topics can hold."""
     if isinstance(plan.topics, WordRelease):
         found = sorted(topics, key=lambda pair: (-pair[1], pair[0]))
-        yield from _as_topics(word_problems([(None, found, ())], _words_alone(plan.topics, None, None)))
+        for problem in word_problems([(None, found, ())], _words_alone(plan.topics, None, None)):
+            yield problem.replace("words:", "topics:", 1)
         return
     if not {name for name, _ in topics} <= set(plan.topics.rule.declared):
         yield "topics: expected keywords of its vocabulary, found others"
     if any(check_int("topics", count, low=-(2**53)) < plan.least_units for _, count in topics):
         yield f"topics: expected counts from {plan.least_units} on, found fewer units"
-
-
-def _as_topics(problems: Iterator[str]) -> Iterator[str]:
-    return (problem.replace("words:", "topics:", 1) for problem in problems)
 
 
 def topic_word_problems(topic: str, words: Any, pairs: Any, *, plan: Any) -> Iterator[str]:

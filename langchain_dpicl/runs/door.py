@@ -40,10 +40,6 @@ def door(component: str, *, streams: bool = False) -> Callable[[Callable[P, R]],
     becomes an error that names the one that was meant, or the option value that holds it. The first argument of every
     constructor is the private examples.
 
-    Args:
-      component: name of the class in events.
-      streams: whether the component reads ranges of a stream.
-
     Raises:
       ConfigurationError: an unknown or missing argument, or records that were not declared; no value is shown.
     """
@@ -80,11 +76,7 @@ def door(component: str, *, streams: bool = False) -> Callable[[Callable[P, R]],
 def awaits(
     constructor: Callable[Concatenate[Any, P], R],
 ) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
-    """Decorates the awaitable version of a constructor that also runs what it builds: same signature, same checks.
-
-    Args:
-      constructor: decorated with `door`; stands above in the class.
-    """
+    """Decorates the awaitable version of a constructor that also runs what it builds: same signature, same checks."""
     build: Callable[..., Any] = getattr(constructor, "__func__", constructor)
     takes = inspect.signature(build)
 

@@ -418,6 +418,8 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
 
     def _give_back(self, item: Any, events: RunEvents) -> None:
         """Returns an item's unburnt tickets to the share, if they are refundable."""
+        if (ticket := getattr(item, "ticket", None)) is not None:
+            events.tickets -= ticket.give_back()  # an unburnt ticket only
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         """Restores one release from the journal, whose content is untrusted."""

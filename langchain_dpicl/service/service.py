@@ -244,11 +244,7 @@ class Service:
         return [*self.doors, *(["demonstrations"] if self.demonstrations is not None else []), "budget"]
 
     def tenant_of(self, key: str | None) -> Tenant:
-        """Returns whose key it is.
-
-        Raises:
-          RefusedError: it is nobody's.
-        """
+        """Returns whose key it is."""
         tenant = self.tenants.owner(key)
         if tenant is None:
             raise self._noted(
@@ -344,11 +340,7 @@ class Service:
         return RefusedError(402, "budget_spent", "The privacy budget is spent: all private answers are given.")
 
     def standing(self, tenant: Tenant) -> dict[str, Any]:
-        """Returns the budget as a tenant may see it; reads the ledger.
-
-        Raises:
-          RefusedError: the ledger cannot be read.
-        """
+        """Returns the budget as a tenant may see it; reads the ledger."""
         budget = self.budget
         try:
             components = {name: self._standing_of(name, tenant) for name in self.doors}
@@ -378,22 +370,14 @@ class Service:
         }
 
     def released(self, tenant: Tenant) -> dict[str, Any]:
-        """Returns the demonstrations, which are free.
-
-        Raises:
-          RefusedError: there are none.
-        """
+        """Returns the demonstrations, which are free."""
         if self.demonstrations is None:
             raise self._noted(not_offered("demonstrations", self.offered), tenant=tenant.name)
         found = self.demonstrations
         return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
 
     def check(self) -> None:
-        """Reads the ledger, without which nothing is answered.
-
-        Raises:
-          RefusedError: it cannot be read.
-        """
+        """Reads the ledger, without which nothing is answered."""
         try:
             self.budget.use()
         except LedgerError:
@@ -454,9 +438,6 @@ class Pace:
     """How many tickets of each component a ledger gives a day: those of the last week, or of its last 20,000 lines.
 
     Reads each line once, also for several readers at the same time; a ticket that was given back counts for nothing.
-
-    Attributes:
-      budget: whose ledger is read.
     """
 
     budget: Budget

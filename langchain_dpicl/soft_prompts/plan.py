@@ -357,13 +357,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class LossRequest:
-    """Request for the mean loss of PUBLIC examples at released weights; NaN if none has a finite loss.
-
-    Attributes:
-      backend: the engine.
-      weights: float64[width], released.
-      examples: public.
-    """
+    """Request for the mean loss of PUBLIC examples at released weights; NaN if none has a finite loss."""
 
     backend: GradientBackend = field(repr=False)
     weights: Any = field(repr=False)

@@ -86,10 +86,6 @@ def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteS
 def open_anchor(where: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> FileAnchor | PostgresAnchor:
     """Returns the anchor that is in a file, or behind an address that starts with `postgresql://`.
 
-    Args:
-      where: its path or address.
-      timeout: seconds to wait, as of `open_store`.
-
     Raises:
       ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
       LedgerError: no anchor is there.
@@ -114,9 +110,6 @@ def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
 
 def memo_at(given: Any) -> ReleaseMemo:
     """Returns a memo as it is, or opens the one in a file, which is made if there is none.
-
-    Args:
-      given: a memo, or the path of a SQLite file.
 
     Raises:
       ConfigurationError: it is neither; an address, which may hold a password, is not quoted.

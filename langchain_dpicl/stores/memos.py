@@ -65,11 +65,7 @@ def digest_of(key: MemoKey, told: str) -> str:
 
 
 def check_stored_answer(key: MemoKey, told: object, digest: object, *, where: str) -> str:
-    """Returns an answer as it was read, if it is the one that was kept under this key.
-
-    Raises:
-      MemoError: it is not.
-    """
+    """Returns an answer as it was read, if it is the one that was kept under this key."""
     if isinstance(told, str) and digest == digest_of(key, told):
         return told
     raise MemoError(

@@ -559,11 +559,7 @@ class SchemaTables:
         return int(rows[0][0])
 
     def check_version(self, connection: Connection, where: str) -> None:
-        """Refuses tables of another version.
-
-        Raises:
-          LedgerError: there are none, or older or newer ones.
-        """
+        """Refuses tables of another version."""
         version, expected = self.version(connection), len(MIGRATIONS)
         if version == expected:
             return

@@ -486,9 +486,6 @@ def check_free(path: Path, what: str) -> None:
     """Refuses to open a file by hand that a ledger of this process has open, or that SQLite takes for a log.
 
     Never opens it: that is what would do the harm.
-
-    Raises:
-      LedgerError: it is one.
     """
     check_no_log(path, what)
     place = file_identity_or_none(path)
@@ -497,11 +494,7 @@ def check_free(path: Path, what: str) -> None:
 
 
 def check_no_log(path: Path, what: str) -> None:
-    """Refuses what SQLite takes for the log of a database that is there, and every name of a log that is open here.
-
-    Raises:
-      LedgerError: it is one.
-    """
+    """Refuses what SQLite takes for the log of a database that is there, and every name of a log that is open here."""
     place = file_identity_or_none(path)
     is_open_here = place is not None and any(place in held.log for held in _open_files())
     if is_open_here or any(path.name.endswith(end) and _is_file(path, end) for end in _ENDS):
@@ -509,11 +502,7 @@ def check_no_log(path: Path, what: str) -> None:
 
 
 def check_new_name(path: Path, what: str) -> None:
-    """Refuses a name for a new file that SQLite would take for the log of a database, even of one to come.
-
-    Raises:
-      LedgerError: it is one.
-    """
+    """Refuses a name for a new file that SQLite would take for the log of a database, even of one to come."""
     if path.name.endswith(_ENDS):
         raise _log_error(path, what)
 

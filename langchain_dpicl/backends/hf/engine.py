@@ -821,12 +821,6 @@ class PublicPredictor:
 
     The answer to a prompt itself has the bits of a private row of the same text; further tokens run in one row, and
     agree with private rows up to rounding.
-
-    Args:
-      engine: runs the model.
-      length: tokens that every prompt is padded to.
-      room: tokens to make room for.
-      begun: ids that all prompts begin with and that are read apart.
     """
 
     def __init__(self, engine: Engine, *, length: int, room: int, begun: tuple[int, ...]) -> None:

@@ -29,6 +29,7 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
+    SilentEngine,
     SilentModel,
     check_whole,
     read_silently,
@@ -42,7 +43,7 @@ _Report: TypeAlias = OpaqueValue[list[Probabilities]]
 """What the model reports after each private prompt."""
 
 
-class LangChainBackend:
+class LangChainBackend(SilentEngine):
     """Next-token probabilities of a LangChain model, called silently.
 
     Formal guarantees:
@@ -125,16 +126,6 @@ class LangChainBackend:
     def __repr__(self) -> str:
         goes_on = f"{self.continuation!r}" + (f", prefill={self.prefill!r}" if self.prefill else "")
         return f"LangChainBackend({self.name!r}, continuation={goes_on}, max_top_k={self._max_top_k})"
-
-    @property
-    def calls_at_once(self) -> int:
-        """Calls in flight at once."""
-        return self._calls.limit
-
-    @property
-    def name(self) -> str:
-        """Public name of the model, for reports."""
-        return self._model.name
 
     @property
     def continuation(self) -> Continuation:

@@ -26,6 +26,7 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
+    SilentEngine,
     read_silently,
     silence,
     unwrap,
@@ -57,7 +58,7 @@ _ADVICE = (
 )
 
 
-class DecisionsBackend:
+class DecisionsBackend(SilentEngine):
     """Probabilities of whole choices, as a decision model gives them.
 
     Formal guarantees:
@@ -106,16 +107,6 @@ class DecisionsBackend:
 
     def __repr__(self) -> str:
         return f"DecisionsBackend({self.name!r}, instructions={self._instructions!r})"
-
-    @property
-    def calls_at_once(self) -> int:
-        """Calls in flight at once."""
-        return self._calls.limit
-
-    @property
-    def name(self) -> str:
-        """Public name of the model, for reports."""
-        return self._model.name
 
     @property
     def kind(self) -> Literal["decisions"]:

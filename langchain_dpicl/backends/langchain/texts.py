@@ -20,6 +20,7 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
+    SilentEngine,
     check_whole,
     read_silently,
     silence,
@@ -262,7 +263,7 @@ _NO_ANSWER = frozenset(
 )
 
 
-class TextVoteBackend:
+class TextVoteBackend(SilentEngine):
     """Votes of a model that only writes text: log-likelihood 0 for the choice it names, -inf for all others.
 
     Formal guarantees:
@@ -320,16 +321,6 @@ class TextVoteBackend:
     def __repr__(self) -> str:
         sent = sorted(name for name, value in self._options.items() if value is not None)  # values may be credentials
         return f"TextVoteBackend({self.name!r}, instructions={self._instructions!r}, options={sent})"
-
-    @property
-    def calls_at_once(self) -> int:
-        """Calls in flight at once."""
-        return self._calls.limit
-
-    @property
-    def name(self) -> str:
-        """Public name of the model, for reports."""
-        return self._model.name
 
     @property
     def kind(self) -> Literal["text votes"]:

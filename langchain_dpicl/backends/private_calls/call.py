@@ -900,6 +900,23 @@ def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(work, name=TASK_NAME)
 
 
+class SilentEngine:
+    """Base of engines that call one LangChain model silently."""
+
+    _model: SilentModel
+    _calls: CallPool
+
+    @property
+    def calls_at_once(self) -> int:
+        """Calls in flight at once."""
+        return self._calls.limit
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+        return self._model.name
+
+
 class Crew:
     """Threads that several call pools share; all of them start at once, so their number tells no number of calls.
 
@@ -918,9 +935,6 @@ class Crew:
         Args:
           limit: calls at once, public; at least so many threads.
           inside_a_loop: those for a blocking call that stops a running loop, which others do not wait in.
-
-        Raises:
-          ConfigurationError: the system starts no more threads.
         """
         number, size = os.getpid(), self._size
         while size < limit:

@@ -248,7 +248,8 @@ def answer_or_raise(name: str, reply: Reply) -> OpaqueValue[ModelOutput]:
     if reply.fault == "refused":
         todo = _REFUSED
     if reply.fault in {"busy", "loop"}:
-        todo = _sentence(_trouble(reply).todo)
+        todo = _trouble(reply).todo
+        todo = todo[0].upper() + todo[1:]
     todo = advice_elsewhere(reply.detail).rstrip(".") or todo
     raise ModelCallError(f"a public call to {name} failed ({_failure_detail(reply)}). {todo}, then call again")
 
@@ -300,7 +301,3 @@ def _kind(reply: Reply) -> str:
 
 def _failure_detail(reply: Reply) -> str:
     return reply.detail.rstrip(". ") or "it did not say why"
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -150,12 +150,7 @@ _DONE = _EngineDone()
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """Tests whether an engine still works at released weights, with fixed made-up rows; returns an error or None.
-
-    Attributes:
-      backend: the engine.
-      weights: float64[width], public.
-    """
+    """Tests whether an engine still works at released weights, with fixed made-up rows; returns an error or None."""
 
     backend: GradientBackend = field(repr=False)
     weights: NDArray[np.float64] = field(repr=False)

@@ -100,9 +100,6 @@ class PrivateDirections(Opaque):
 
     Args:
       embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
-
-    Raises:
-      ConfigurationError: no embeddings.
     """
 
     _length = _WHOLE

@@ -405,9 +405,6 @@ class Together:
       - An error of one effect ends no other one, and is its outcome. Ctrl-C and a cancellation end all: awaited calls
         are cancelled, and threads begin no further call.
       - Public questions that go alone are asked before the others, and all private calls begin after they ended.
-
-    Attributes:
-      effects: what to run; public how many.
     """
 
     effects: tuple[Effect, ...]

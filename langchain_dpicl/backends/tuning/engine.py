@@ -822,17 +822,13 @@ class SoftPromptScorer:
             filler=taught[0].reader.filler,
             device=prompted.device,
             is_causal=prompted.is_causal,
-            types=_types(read) if any(one.reader.has_types for one in taught) else None,
+            types=[one.types for one in read] if any(one.reader.has_types for one in taught) else None,
         )
         if self._kind == "masked_lm":
             rows.at = torch.tensor([one.at for one in read], device=prompted.device)
         prompts, mask = _side_by_side([one.numbers for one in taught])
         logits = prompted.forward(prompts, rows, prompt_mask=mask)[:, -1].float()
         return [_shares(row, one.words) for row, one in zip(logits, taught, strict=True)]
-
-
-def _types(read: Sequence[ModelInput]) -> list[list[int]]:
-    return [one.types for one in read]
 
 
 def _side_by_side(prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -337,11 +337,9 @@ class TaskReader:
 
     def _check_words(self) -> None:
         if len(set(self.word_ids)) != len(self.word_ids):
-            same = [word for word, id_ in zip(self.task.words, self.word_ids, strict=True) if self._is_double(id_)]
+            found = zip(self.task.words, self.word_ids, strict=True)
+            same = [word for word, id_ in found if self.word_ids.count(id_) > 1]
             raise ConfigurationError(f"words: expected different tokens, found one for {same!r}; take other words")
-
-    def _is_double(self, id_: int) -> bool:
-        return self.word_ids.count(id_) > 1
 
     def _end(self) -> int:
         if self.tokens.eos is None:
