@@ -78,9 +78,6 @@ class DiscoveryPlan(SharePlan):
 
     Formal guarantees:
       - `tickets()` hold the one ticket of `release`; it is (epsilon, delta)-DP under `release.adjacency`.
-
-    Attributes:
-      release: what a unit counts for, noise, threshold and adjacency.
     """
 
     method: ClassVar[str] = "counts"
@@ -125,11 +122,7 @@ class DiscoveryPlan(SharePlan):
         return Cost(0, 0, 0, 0)
 
     def expected(self, confidence: float = 0.95) -> dict[str, float | int | None]:
-        """Returns the deviation of a count, and how many units a value needs to be found.
-
-        Args:
-          confidence: probability of finding it, in (0, 1).
-        """
+        """Returns the deviation of a count, and how many units a value needs to be found."""
         return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
 
     def margin(self, confidence: float) -> int:
@@ -570,19 +563,11 @@ class WordsPlan(SharePlan):
         return Cost(0, 0, 0, 0)
 
     def found_from(self, confidence: float = 0.95) -> int:
-        """Returns how many units must cast a word, among as many as they may, to find it with this probability.
-
-        Args:
-          confidence: in (0, 1).
-        """
+        """Returns how many units must cast a word, among as many as they may, to find it with this probability."""
         return self.release.found_from(confidence)
 
     def expected(self, confidence: float = 0.95) -> dict[str, float]:
-        """Returns the deviation of a sum of weights, and how many units a word needs to be found.
-
-        Args:
-          confidence: probability of finding it, in (0, 1).
-        """
+        """Returns the deviation of a sum of weights, and how many units a word needs to be found."""
         return {"deviation": self.release.scale, "found_from": self.found_from(confidence)}
 
     def _numbers(self) -> dict[str, Any]:

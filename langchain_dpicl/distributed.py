@@ -851,11 +851,7 @@ class RayExecutor(Executor):
 
 
 def as_executor(executor: Any) -> Executor | LocalExecutor | None:
-    """Returns an executor as it is, the one of the environment for "ray", and None for None.
-
-    Args:
-      executor: a `RayExecutor`, "ray", a `LocalExecutor` or None; the last two mean this process.
-    """
+    """Returns an executor as it is, the one of the environment for "ray", and None for None."""
     if executor is None or isinstance(executor, Executor | LocalExecutor):
         return executor
     if executor == "ray":

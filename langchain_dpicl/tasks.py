@@ -397,11 +397,6 @@ def wording_of(
 def abstention_of(answers: LabelAnswers, labels: tuple[str, ...], *, usual: Literal["auto", "never"]) -> float | None:
     """Returns the share of the expected votes that an answer needs; None: the most noisy votes are enough.
 
-    Args:
-      answers: the caller's option.
-      labels: the answers.
-      usual: what `abstain_below=None` stands for.
-
     Raises:
       ConfigurationError: `min_votes` is given, or the answer of abstentions is a label.
     """

@@ -571,13 +571,7 @@ class Game(ABC):
 
 @dataclass(slots=True)
 class Proof:
-    """The strongest of what the counts prove.
-
-    Attributes:
-      refuted: what is above the claim, in words.
-      found: largest lower bound in the event's unit.
-      epsilon: largest lower bound of epsilon.
-    """
+    """The strongest of what the counts prove."""
 
     refuted: list[str]
     found: float = -math.inf

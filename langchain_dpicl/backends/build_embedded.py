@@ -86,6 +86,10 @@ def _openstax(title: str, name: str, commit: str) -> Source:
     )
 
 
+def _single(sha256: str, **source: str) -> TracedFile:
+    return TracedFile(sha256=sha256, sources=(Source(**source),))
+
+
 _WORDNET = (
     Source(
         work="WordNet 3.0, by Princeton University",
@@ -96,27 +100,19 @@ _WORDNET = (
 )
 
 SOURCES: Mapping[str, TracedFile] = {
-    "banking77.txt.xz": TracedFile(
-        sha256="a7f4f166add712a1004723f206a049c2be98bf4111ab28faf1e83f0c710e4362",
-        sources=(
-            Source(
-                work="Banking77, by Casanueva et al., PolyAI",
-                repository="github.com/PolyAI-LDN/task-specific-datasets",
-                commit="57ec275d8078af65b7731c2a98be812d844a6d6b",
-                licence="CC BY 4.0",
-            ),
-        ),
+    "banking77.txt.xz": _single(
+        "a7f4f166add712a1004723f206a049c2be98bf4111ab28faf1e83f0c710e4362",
+        work="Banking77, by Casanueva et al., PolyAI",
+        repository="github.com/PolyAI-LDN/task-specific-datasets",
+        commit="57ec275d8078af65b7731c2a98be812d844a6d6b",
+        licence="CC BY 4.0",
     ),
-    "books.txt.xz": TracedFile(
-        sha256="c32f01eda1f13dba871d8ace98d9d6a6243e79be8a19f838227861ef04132172",
-        sources=(
-            Source(
-                work="Classic Books as Markdown, openings of 753 books",
-                repository="github.com/mlschmitt/classic-books-markdown",
-                commit="944882722e9a96fa6cf2739dc2ea757e101f412f",
-                licence="public domain",
-            ),
-        ),
+    "books.txt.xz": _single(
+        "c32f01eda1f13dba871d8ace98d9d6a6243e79be8a19f838227861ef04132172",
+        work="Classic Books as Markdown, openings of 753 books",
+        repository="github.com/mlschmitt/classic-books-markdown",
+        commit="944882722e9a96fa6cf2739dc2ea757e101f412f",
+        licence="public domain",
     ),
     "openstax_ccby.txt.xz": TracedFile(
         sha256="21d2053213776d53b1342e35d3a4e105d6a244ffa1319f51b0f16acd7f1547b2",
@@ -147,39 +143,27 @@ SOURCES: Mapping[str, TracedFile] = {
     "data.verb": TracedFile(
         sha256="adcf43e35b581e8036d8b5a52d63d9cd3d3b4870b2720d3c03c799df44777bc2", sources=_WORDNET
     ),
-    "opentrivia.txt.xz": TracedFile(
-        sha256="47d45b5f5420f0de5a5d3a009e25828e7dd5542ddde07df5c40bb5cdd21d0d87",
-        sources=(
-            Source(
-                work="OpenTriviaQA, by its contributors",
-                repository="github.com/uberspot/OpenTriviaQA",
-                commit="dd31530bfbb19f9505b160b89c9df4b1127e3c70",
-                licence="CC BY-SA 4.0",
-            ),
-        ),
+    "opentrivia.txt.xz": _single(
+        "47d45b5f5420f0de5a5d3a009e25828e7dd5542ddde07df5c40bb5cdd21d0d87",
+        work="OpenTriviaQA, by its contributors",
+        repository="github.com/uberspot/OpenTriviaQA",
+        commit="dd31530bfbb19f9505b160b89c9df4b1127e3c70",
+        licence="CC BY-SA 4.0",
     ),
-    "wiki_films.txt.xz": TracedFile(
-        sha256="7e670d9cf10290b25c1cad10d820fb6bda5db2b451214e090024941521c6f05e",
-        sources=(
-            Source(
-                work="Film abstracts of Wikipedia, by its contributors",
-                repository="github.com/prust/wikipedia-movie-data",
-                commit="91ae721d3672e8ef4f15b213c763a634250ef61a",
-                # Wikipedia's licence when the abstracts were taken (April 2023); the collection itself is under MIT.
-                licence="CC BY-SA 3.0",
-            ),
-        ),
+    "wiki_films.txt.xz": _single(
+        "7e670d9cf10290b25c1cad10d820fb6bda5db2b451214e090024941521c6f05e",
+        work="Film abstracts of Wikipedia, by its contributors",
+        repository="github.com/prust/wikipedia-movie-data",
+        commit="91ae721d3672e8ef4f15b213c763a634250ef61a",
+        # Wikipedia's licence when the abstracts were taken (April 2023); the collection itself is under MIT.
+        licence="CC BY-SA 3.0",
     ),
-    "wikitext_vt.txt.xz": TracedFile(
-        sha256="1ff1f3cbd6439b63f06f748a68b2bc3b109adc32c031df6d254ff848c142e760",
-        sources=(
-            Source(
-                work="WikiText-103, validation and test parts, by Merity et al. and the contributors of Wikipedia",
-                repository="huggingface.co/datasets/Salesforce/wikitext",
-                commit="b08601e04326c79dfdd32d625aee71d232d685c3",
-                licence="CC BY-SA 3.0",
-            ),
-        ),
+    "wikitext_vt.txt.xz": _single(
+        "1ff1f3cbd6439b63f06f748a68b2bc3b109adc32c031df6d254ff848c142e760",
+        work="WikiText-103, validation and test parts, by Merity et al. and the contributors of Wikipedia",
+        repository="huggingface.co/datasets/Salesforce/wikitext",
+        commit="b08601e04326c79dfdd32d625aee71d232d685c3",
+        licence="CC BY-SA 3.0",
     ),
 }
 """By name, every file that the shipped tables are built from."""
@@ -216,13 +200,7 @@ class Recipe:
 
     vocabulary: int = 12288
     weights: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "banking77": 4.0,
-            "books": 0.4,
-            "opentrivia": 1.5,
-            "wikitext_vt": 3.0,
-            "wordnet": 1.5,
-        },
+        default_factory=lambda: {"banking77": 4.0, "books": 0.4, "opentrivia": 1.5, "wikitext_vt": 3.0, "wordnet": 1.5}
     )
     """How often a file counts in n-grams and vocabulary, by name; 1 where not named."""
     labelled: tuple[str, ...] = ("banking77", "opentrivia")

@@ -501,12 +501,7 @@ TABLES: Mapping[str, type[Option]] = {"data": Data, "budget": Limits, "model": M
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a command was given, checked.
-
-    Attributes:
-      method: key of `METHODS`.
-      component: keyword arguments of the component's constructor.
-    """
+    """Everything that a command was given, checked."""
 
     method: str
     data: Data = field(default_factory=Data)
@@ -576,12 +571,7 @@ def component_of(method: str) -> Any:
 
 
 def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
-    """Checks settings as TOML holds them.
-
-    Args:
-      given: nested tables.
-      methods: those that the command knows, the default first.
-    """
+    """Checks settings as TOML holds them."""
     rest = dict(given)
     name = rest.pop("method", methods[0])
     if name not in methods:

@@ -185,11 +185,7 @@ class SilentChain:
         return {"template": _digest(self.prompt), "model": self.calls.model.name}
 
     def requests(self, records: Sequence[OpaqueValue[Mapping[str, Any]]]) -> ChainCalls:
-        """Returns the effect that answers private records.
-
-        Args:
-          records: each with every name of `fields`.
-        """
+        """Returns the effect that answers private records."""
         rendered = [read_silently(lambda box=box: OpaqueValue(self._prompt(box))) for box in records]  # type: ignore[misc]
         return ChainCalls(self, tuple(None if prompt is None else self._request(prompt) for prompt in rendered))
 
@@ -204,11 +200,7 @@ class SilentChain:
         return Request(cast("OpaqueValue[str]", prompt), render, options, **probed)
 
     def read(self, reply: Reply) -> Answer | None:
-        """Returns the parsed answer, hidden; None where the call or a parser failed.
-
-        Args:
-          reply: private.
-        """
+        """Returns the parsed answer of a private reply, hidden; None where the call or a parser failed."""
         return read_silently(lambda: self._parsed(reply))
 
     def _parsed(self, reply: Reply) -> Answer | None:

@@ -275,15 +275,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """A call with the places of all calls on its budget, one of which is its own.
-
-    Attributes:
-      places: by key.
-      key: everything that was asked.
-      probe: the public calls that come first: what they find wrong is not charged.
-      declare: declares the share.
-      build: makes the run on a share.
-    """
+    """A call with the places of all calls on its budget, one of which is its own."""
 
     places: dict[Hashable, Kept]
     key: Hashable

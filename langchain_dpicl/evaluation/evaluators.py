@@ -419,12 +419,6 @@ def cell_of(bound: BoundEvaluator, record: Mapping[str, Any], answer: Any, judge
     """Returns the outcome of a record; that of the worst score where the evaluator fails or says something else.
 
     It raises for no answer, and drops what own functions log and warn of.
-
-    Args:
-      bound: the evaluator.
-      record: private.
-      answer: of the chain, private; None: it failed.
-      judged: the judge's answer, private.
     """
     failed = answer is None or (bound.judge is not None and judged is None)
     found = None if failed else read_silently(lambda: bound.place(record, answer, judged))

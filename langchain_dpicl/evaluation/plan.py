@@ -258,10 +258,6 @@ class EvaluationPlan(SharePlan):
         """Returns the expected half widths of the interval of a rate, in points of 1; of the evaluator with the widest.
 
         Each outcome brings noise of its own: one of them is right, and all others are wrong, which is the most.
-
-        Args:
-          accuracy: public guess of the rate.
-          confidence: of the interval.
         """
         check_real("accuracy", accuracy, low=0.0, high=1.0)
         right, scale, rate = (

@@ -573,10 +573,6 @@ def word_shares(plan: GenerationPlan, *, epsilon: float) -> list[dict[str, Any]]
     """Returns, for parts of epsilon that words cost by themselves, how many units a word needs, and the texts' noise.
 
     The first one is without words. Prices are not added up: words and texts are calibrated together.
-
-    Args:
-      plan: of a generation with words whose noise follows from epsilon.
-      epsilon: of words and texts together.
     """
     found, rule, words = list[dict[str, Any]](), None if plan.words is None else plan.words.rule, None
     if not isinstance(rule, UnitWords) or plan.rule.fixes_noise:

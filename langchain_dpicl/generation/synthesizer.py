@@ -104,15 +104,7 @@ DraftJob: TypeAlias = tuple[str | None, int]
 class GenerationJob:
     """The job description for workers that generate demonstrations; public.
 
-    Attributes:
-      ledger_id: the driver's ledger.
-      component: name of the share that pays.
-      epsilon: the requested share.
-      plan: what is released, and what it costs.
-      script: the public parameters, without an engine.
-      grammar: constrains the texts.
-      public: plan and script as reports show them; a worker's must be equal.
-      engine: the properties of the engine that the plan depends on.
+    A worker's `public` values and `engine` must be those of the driver; the script has no engine.
     """
 
     ledger_id: str

@@ -311,15 +311,7 @@ InputJob: TypeAlias = tuple[tuple[str, str], ...]
 class LabellingJob:
     """The job of labelling public inputs, built from the driver's plan; public.
 
-    Attributes:
-      ledger_id: the driver's ledger.
-      component: the component whose share pays.
-      epsilon: the requested share.
-      plan: the driver's plan.
-      task: labels and prompt templates.
-      inputs: templates of inputs.
-      public: the plan as reports show it.
-      reads: whether votes are calibrated, and whether votes without a label count.
+    `reads` says whether votes are calibrated, and whether votes without a label count.
     """
 
     ledger_id: str

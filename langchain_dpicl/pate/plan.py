@@ -351,16 +351,7 @@ _HONEST: dict[Teachers, Adjacency] = {"fixed": "replace_one", "one_sample": "add
 
 
 class TeacherPrice(NamedTuple):
-    """The price of one way of drawing teachers.
-
-    Attributes:
-      teachers: "fixed", "one_sample" or "fresh".
-      adjacency: the neighbouring relation of the price.
-      sampling_rate: chance of a unit to be in a sample; 1 for fixed teachers.
-      noise_multiplier: standard deviation of the noise over the sensitivity of a vote.
-      epsilon: upper bound of all labels together.
-      delta: the delta of the bound.
-    """
+    """The price of one way of drawing teachers."""
 
     teachers: Teachers
     adjacency: Adjacency

@@ -550,10 +550,7 @@ def top_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float) -> 
 def right_chances(plan: ReleasePlan, public_size: int, facts: Sequence[RowFacts]) -> np.ndarray:
     """Returns float64[len(facts)]: `right_chance` of rows with each of these numbers, summed and not drawn.
 
-    Args:
-      plan: as of `vote_chances`; exponential noise, constants and votes of many rows are drawn after all.
-      public_size: as of `vote_chances`.
-      facts: at least one, of the same number of labels.
+    Exponential noise, constants and votes of many rows are drawn after all.
     """
     noise = plan.mechanism.name
     contest = Contest(*_rows_asked(plan, public_size), facts[0].labels, noise, noise_scale(plan))

@@ -47,13 +47,9 @@ if TYPE_CHECKING:
 
 
 def open_deal(private: PrivateExamples, reservation: Reservation, *, plan: ReleasePlan, length: int) -> DealtSample:
-    """Burns one ticket and deals the units for `length` releases on each batch; errors as `open_block`.
+    """Burns one ticket, whose commit is the caller's, and deals the units for `length` releases on each batch.
 
-    Args:
-      private: the examples.
-      reservation: the ticket; its commit is the caller's.
-      plan: how to deal, add up and noise.
-      length: releases on each batch that the ticket pays for.
+    Errors as `open_block`.
     """
     _dealing(plan)
     pool = opened(private, reservation, plan.block_event(length), plan.adjacency, gap=gap_of(plan))
@@ -83,11 +79,6 @@ class _BatchAllowance:
 
 class DealtSample(SecretSample):
     """Up to `length` releases on each batch of one secret deal; shows nothing, refuses copies.
-
-    Args:
-      pool: the units, opened by the curator.
-      plan: how to deal, add up and noise.
-      length: releases on each batch.
 
     Raises:
       PrivacyBudgetError: the plan does not deal batches.

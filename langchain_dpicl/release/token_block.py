@@ -96,10 +96,6 @@ class ReleaseBlock(Opaque):
         """Releases one index into a domain that is asked for beside the rows; returns both (an effect generator).
 
         A public call that failed beside the rows is made again alone; only that one raises.
-
-        Args:
-          public: the public question.
-          domain_of: makes the public domain of its answer.
         """
         if not isinstance(self._rows, RowSource):
             raise ConfigurationError("block: expected an engine whose rows go without the public one, found another.")

@@ -120,10 +120,6 @@ class EpsilonTable:
       - What the sealed shares release together is (epsilon, delta)-DP for every row: all rows hold at once, where which
         shares were sealed does not depend on what others released. Elsewhere only the ledger's limits are proved.
       - Epsilon never grows with delta.
-
-    Attributes:
-      rows: sorted by delta.
-      method: how they were computed.
     """
 
     rows: tuple[EpsilonRow, ...]

@@ -271,12 +271,6 @@ class AnswerMemo:
       - `keep` returns when the answer is stored. If the memo fails, the answer stays in this process and is written,
         before it is returned, when the query is asked again. None is dropped: with 256 such answers, new queries are
         refused before they are charged.
-
-    Args:
-      memo: the store.
-      scope: what identifies the plan, as JSON values.
-      packed: converts an outcome to JSON values.
-      unpacked: converts JSON values to an outcome.
     """
 
     def __init__(

@@ -222,10 +222,6 @@ class _Guard:
     """Refuses bodies that are too long before they are read whole, and adds headers to every response.
 
     An error that nobody foresaw ends here: further out, its words would stand in the log of the server.
-
-    Args:
-      app: of ASGI.
-      service: whose limits hold.
     """
 
     def __init__(self, app: ASGIApp, *, service: Service) -> None:

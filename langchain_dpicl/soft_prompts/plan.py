@@ -114,12 +114,7 @@ class TrainingPlan(SharePlan):
         return training_tickets(self.release, self.steps)
 
     def cost(self, *, record_tokens: int = 128, examples_per_unit: int = 1) -> Cost:
-        """Returns the gradients of single examples, each one forward and one backward pass, and the tokens of these.
-
-        Args:
-          record_tokens: tokens of an example, padded or cut to this cap.
-          examples_per_unit: records that are kept of a unit.
-        """
+        """Returns the gradients of single examples, each one forward and one backward pass, and the tokens of these."""
         check_int("record_tokens", record_tokens, low=1)
         gradients = self.steps * self.expected_batch_size * check_int("examples_per_unit", examples_per_unit, low=1)
         return Cost(gradients, 0, gradients * record_tokens, 0)

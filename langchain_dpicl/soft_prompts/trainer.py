@@ -63,14 +63,7 @@ class TrainingStep:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Training:
-    """The item of a run, which every step changes.
-
-    Attributes:
-      state: the released weights.
-      steps: number of steps of the plan.
-      last: the last step, once it is validated.
-      busy: whether a call makes a step.
-    """
+    """The item of a run, which every step changes."""
 
     state: OptimizerState
     steps: int

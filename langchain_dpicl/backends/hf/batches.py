@@ -239,11 +239,6 @@ class GrowingBatch(Protocol):
 class ModelBody:
     """A model and how its forward is called.
 
-    Args:
-      model: a causal model of the transformers package.
-      facts: what is public about it.
-      filler: the id of an ordinary token that pads rows.
-
     Attributes:
       hooks: checks the model's hooks before private rows run.
       head: the output layer.

@@ -97,11 +97,6 @@ class Keywords:
         A word counts once per text, however often it stands there; of words in equally many texts longer ones go
         first, then the alphabet decides. Never hand in private texts: which words are found is not noised.
 
-        Args:
-          texts: public texts.
-          most: how many words to keep at most.
-          stop_words: words to leave out.
-
         Raises:
           ConfigurationError: no word is left, or `most` is no whole number >= 1.
 

@@ -305,12 +305,7 @@ _PADDING = 5
 
 
 def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs: int | None) -> None:
-    """Tests a model with public ids.
-
-    Args:
-      prompted: the model.
-      num_virtual_tokens: of the prompts.
-      num_outputs: labels that a head must tell apart; None: it answers with tokens.
+    """Tests a model with public ids; without `num_outputs` it answers with tokens.
 
     Raises:
       CapabilityError: it answers in another form or without numbers, ignores a prompt, or reads it in a way of its own.
@@ -703,12 +698,7 @@ class _ScoringPrompt:
 class SoftPromptScorer:
     """A model that scores labels behind trained prompts of either method and any length.
 
-    Args:
-      model: of the transformers package.
-      tokenizer: its tokenizer.
-      kind: what kind of model it is.
-      batch_size: texts that are read together.
-      is_own: whether the model is not shared, so that it may be given the head that a prompt was trained with.
+    A model of its own (`is_own`), which nobody shares, may be given the head that a prompt was trained with.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, kind: TaskKind, batch_size: int, is_own: bool) -> None:

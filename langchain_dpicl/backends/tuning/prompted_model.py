@@ -59,11 +59,6 @@ class PromptedModel:
       - Logits are those of peft's `PeftModel` with the same prompt, up to rounding, wherever a row is padded.
       - A row's logits are a function of its own prompt and ids; what stands in the padding plays no part.
 
-    Args:
-      model: a model of the transformers package, in evaluation mode.
-      method: "soft_prompt" or "prefix".
-      kind: what the model answers.
-
     Raises:
       CapabilityError: it computes a row from others, is no model of this kind, or keeps no keys and values where a
         prefix needs them.
