@@ -503,10 +503,22 @@ def propose_labelling(
     probability `chance` at the guessed agreement; if none of these numbers does, the smallest. Shapes with more rows
     than declared units, and fixed teachers under `add_remove`, are omitted.
 
-    Arguments are as of `compare_queries`, but for these: at least two inputs per label are tried, if there are as many.
-    `designs` are the shapes of rows to compare, partitions for fixed teachers; by default 40 and 200 rows of one
-    record, 10, 20 and 40 of four, 20 of eight, and 100, 200 and 400 fixed teachers. `max_queries` inputs get a label
-    (None: as many as possible, see above); below a share `abstain_below` of the expected rows an input is rejected.
+    Args:
+      public_size: declared number of units.
+      epsilon: the share.
+      delta: its delta.
+      public_inputs: number of inputs without labels.
+      labels: labels an input can have; at least two inputs per label are tried, if there are as many.
+      adjacency: neighbouring relation.
+      teachers: ways of drawing teachers.
+      mechanisms: names, at least one; shapes are compared with the first.
+      designs: shapes of rows to compare, partitions for fixed teachers; by default 40 and 200 rows of
+        one record, 10, 20 and 40 of four, 20 of eight, and 100, 200 and 400 fixed teachers.
+      max_queries: how many of the inputs get a label; None: as many as possible, see above.
+      abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
+      source: where the numbers of rows come from; None: the usual guess.
+      chance: wanted probability that an input gets the right label.
+      wordings: public wordings that slots read in turn; several leave unit rows out.
 
     Raises:
       ConfigurationError: a public parameter is out of range, or nothing is left to compare.

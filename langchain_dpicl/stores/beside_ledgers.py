@@ -212,11 +212,15 @@ CREATE TABLE turns (
 """
 
 
+def _tables_of_a_new_memo() -> str:
+    return _MEMO_TABLES
+
+
 _MEMO_KIND = FileKind(
     word="memo",
     application_id=0x64704D31,  # "dpM1"
     version=1,
-    tables=lambda: _MEMO_TABLES,
+    tables=_tables_of_a_new_memo,
     repair="Restore a copy; or remove it for a new one, and queries asked before are charged again.",
 )
 _RECALL = "SELECT told, digest FROM answers WHERE scope = ? AND tenant = ? AND query = ?"
