@@ -521,11 +521,6 @@ def score_faults(answers: Sequence[Any], votes: Sequence[float], scale: float) -
     normal (Kolmogorov-Smirnov). "links": labels, or one query and the next, correlate (t test, exact). "repeats": a
     noise vector came twice; by chance below 1e-12 for four labels, 2^16 steps to a scale and 4,000 answers. "grid":
     scores off the public grid. "label": the label is not made of the scores.
-
-    Args:
-      answers: results with `scores` and `label`.
-      votes: the true votes.
-      scale: standard deviation that is claimed for every label.
     """
     values = np.array([list(answer.scores.values()) for answer in answers])  # [runs, labels]
     noise = values - np.array(votes)

@@ -65,9 +65,6 @@ class Contest:
         The rows of a question are right or wrong by a Beta-binomial law, and the votes of the wrong ones are spread by
         a Dirichlet-multinomial one; both are summed, and the noise is integrated. What depends on the rival alone is
         computed at a few rivals and interpolated between them.
-
-        Args:
-          facts: at least one, of this number of labels.
         """
         counts = np.arange(self.most + 1.0)
         # On this scale the chance bends about as much near evenly spread votes as far from them.

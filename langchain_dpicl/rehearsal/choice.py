@@ -359,11 +359,7 @@ def against_free(
 ) -> tuple[float, Verdict]:
     """Returns the gain of a plan whose rows were given over the best that is free, and what follows.
 
-    Args:
-      rehearsal: says what is free.
-      right: the plan's chance of the right label.
-      rights: the same on each of the rehearsal's resamples.
-      free: as of `propose_rows`.
+    `rights` are the chances of the right label on each of the resamples of the rehearsal.
     """
     rival = max((best_free(rehearsal), *free), key=lambda one: one.right)
     gain = right - rival.right

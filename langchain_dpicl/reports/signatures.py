@@ -65,9 +65,6 @@ class Signature:
     def from_json(cls, text: str | bytes) -> Signature:
         """Reads the text of a signature file.
 
-        Args:
-          text: from `to_json`.
-
         Raises:
           ConfigurationError: it is no signature of this version.
         """
