@@ -6,8 +6,10 @@ A subclass builds its run on a budget, and lets the suite act at the calls of it
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -98,7 +100,11 @@ class ReleaseRunContract:
         assert made.component == "mine" == made.share.component
         result, paid = made.run(progress=False), calls.number
         assert made.is_finished
-        assert made.run(progress=False) == made.result == result
+        assert made.run(progress=False) == made.result == result == asyncio.run(made.arun(progress=False))
+        assert not budget.dangling()
+        assert copy.deepcopy(made) is made
+        with pytest.raises(PrivacyBudgetError):
+            pickle.dumps(made)
         assert list(made.stream(progress=False)) == []
         assert calls.number == paid
         assert made.report["component"] == "mine"
@@ -154,7 +160,8 @@ class ReleaseRunContract:
                 started(made, awaited=awaited)
         assert caught.value.run is made  # type: ignore[attr-defined]
 
-    def test_another_run_of_it_meanwhile_is_refused(self, budget: Budget) -> None:
+    @BOTH
+    def test_another_run_of_it_meanwhile_is_refused(self, budget: Budget, awaited: bool) -> None:
         refused: list[str] = []
 
         def again() -> None:
@@ -163,9 +170,10 @@ class ReleaseRunContract:
             refused.append(str(caught.value))
 
         made = self.build(budget, Calls({self.FAILS_AT: again}))
-        made.run(progress=False)
+        started(made, awaited=awaited)
         assert "no other run" in refused[0]
         assert made.is_finished
+        assert not budget.dangling()
 
     @BOTH
     def test_another_budget_in_the_config_or_around_the_call_is_refused(self, budget: Budget, awaited: bool) -> None:
@@ -198,6 +206,7 @@ class ReleaseRunContract:
         charged = [data for name, data in heard if name == "dpicl.charged"]
         assert {data["component"] for data in charged} == {type(made).__name__}
         assert sum(data["tickets"] for data in charged) > 0
+        assert {name for data in charged for name in data} == {"component", "tickets", "share", "budget"}
         assert CANARY not in repr(heard)
 
 
@@ -303,6 +312,7 @@ class JournalContract(ReleaseRunContract):
         with pytest.raises(ConfigurationError, match="another run wrote to"):
             second.run(progress=False)
         assert path.read_bytes() == before
+        assert not budget.dangling()
 
     def test_the_journal_is_public(self, budget: Budget, tmp_path: Path) -> None:
         path = tmp_path / "run.jsonl"

@@ -54,7 +54,6 @@ from tests.contracts.front_room import (
     FrontRoomContract,
     Observer,
     Room,
-    shown_by,
 )
 from tests.labelling_doubles import (
     CARD,
@@ -75,7 +74,6 @@ from tests.labelling_doubles import (
     fails,
     house,
     labeler,
-    lines,
     loud,
     told,
 )
@@ -226,16 +224,6 @@ FAULTS: list[dict[str, Any]] = [
     {"component": ""},
     {"teachers": "fixed"},
 ]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=[str(number) for number in range(len(FAULTS))])
-def test_a_public_fault_binds_nothing_and_asks_no_private_prompt(fault: dict[str, Any]) -> None:
-    private, spy, budget = examples(), Spy(), house()
-    given: dict[str, Any] = {"llm": spy, "public_inputs": [CARD], "budget": budget, **loud(), **fault}
-    with pytest.raises(ConfigurationError):
-        PromptPATELabeler.from_private_examples(private, **given)
-    assert (lines(budget), spy.private) == ([], [])
-    labeler(private, budget=house(), public_inputs=[CARD]).run()  # they are free to go elsewhere
 
 
 def test_examples_without_a_label_field_cannot_teach() -> None:
@@ -420,37 +408,6 @@ def test_braces_in_inputs_arrive_byte_for_byte() -> None:
 
 
 # -- what shows --------------------------------------------------------------------------------------------------
-
-
-def everything_in(thing: Any, seen: set[int] | None = None) -> str:
-    """Every way to look at an object and at what its attributes hold, as deep as they are ours."""
-    seen = set() if seen is None else seen
-    if id(thing) in seen or not type(thing).__module__.startswith("langchain_dpicl."):
-        return ""
-    seen.add(id(thing))
-    return "\n".join(
-        [shown_by(thing), *(everything_in(value, seen) for value in getattr(thing, "__dict__", {}).values())]
-    )
-
-
-@pytest.mark.parametrize("teachers", TEACHERS)
-def test_nothing_private_shows_anywhere(teachers: str) -> None:
-    made = labeler(rows=TEACHERS[teachers], public_inputs=[CARD, MUTE], max_queries=2)
-    pool = made.run()
-    with pytest.raises(PrivacyBudgetExceededError) as refusal:
-        made.label("more")
-    looks = everything_in(made)
-    assert "PromptPATELabeler" in looks
-    assert teachers != "one_sample" or "SecretSample" in looks
-    for text in (
-        looks,
-        shown_by(pool),
-        shown_by(refusal.value),
-        pool.to_json(),
-        repr([x.body for x in lines(made._budget)]),
-    ):
-        assert CANARY not in text
-    assert repr(made) == f"PromptPATELabeler(component='pate', queries_left={made.queries_left})"
 
 
 def stop(*args: Any, **more: Any) -> Any:

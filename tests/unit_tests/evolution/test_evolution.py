@@ -27,7 +27,6 @@ from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report
-from tests.contracts.front_room import Observer
 from tests.evolution_doubles import RECORDS, SEARCH, Muse, Topical, budget_of, charged, evolution
 from tests.example_files import example
 
@@ -183,16 +182,6 @@ def test_the_report_verifies_and_the_result_survives_its_file() -> None:
     assert released.plan["label_key"] == "queue"
 
 
-def test_observers_hear_of_tickets_and_nothing_else() -> None:
-    observer = Observer()
-    made = evolution(budget={"callbacks": [observer, budget_of()]}, evolution=SEARCH)
-
-    from langchain_core.runnables import RunnableLambda
-
-    RunnableLambda(lambda _: made.run(progress=False)).invoke(None, {"callbacks": [observer]})
-    assert [event["tickets"] for event in observer.named("dpicl.charged")] == [2]
-
-
 # -- stops and outages -------------------------------------------------------------------------------------------
 
 
@@ -281,13 +270,6 @@ async def test_a_cancelled_run_goes_on_where_it_stood() -> None:
     assert charged(budget) == 4
 
 
-def test_two_runs_at_once_are_refused() -> None:
-    made = evolution()
-    made._items[0].busy = True
-    with pytest.raises(ConfigurationError, match="no other run"):
-        made.run(progress=False)
-
-
 def test_the_same_component_name_and_plan_is_the_same_share() -> None:
     budget, private = budget_of(), PrivateExamples(RECORDS, public_size=len(RECORDS))
     evolution(private=private, budget=budget, component="texts").run(progress=False)
@@ -322,17 +304,11 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "stub without the text": lambda: {"task": GenerationTask(record_prompt="{queue}:")},
     "variation without the text": lambda: {"task": GenerationTask(variation_prompt="again")},
     "variation of another field": lambda: {"task": GenerationTask(variation_prompt="{text} {other}")},
-    "one hint as a text": lambda: {"task": GenerationTask(hints="Shout.")},  # type: ignore[arg-type]
     "an open label": lambda: {"task": GenerationTask(open_label=OpenLabel("queue"))},
     "candidates of other labels": lambda: {"evolution": SEARCH.replace(candidates={"other": ("a",)})},
-    "one candidate as a text": lambda: {"evolution": SEARCH.replace(candidates="a card")},
     "fewer candidates than given": lambda: {"evolution": SEARCH.replace(candidates=("a", "b", "c"), num_candidates=2)},
     "more shots than survivors": lambda: {"shots_per_label": 3},
-    "no rounds": lambda: {"evolution": SEARCH.replace(rounds=0)},
     "rounds without variations": lambda: {"evolution": SEARCH.replace(num_variations=0)},
-    "no neighbours": lambda: {"evolution": SEARCH.replace(neighbours=0)},
-    "unknown selection": lambda: {"evolution": SEARCH.replace(selection="best")},
-    "negative threshold": lambda: {"evolution": SEARCH.replace(threshold=-1.0)},
     "a search by name": lambda: {"evolution": "rank"},
     "other noise": lambda: {"noise": Noise("gumbel")},
     "noise by name": lambda: {"noise": "gumbel"},

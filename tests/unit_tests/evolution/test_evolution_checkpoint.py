@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from tests.canary import RECORD, canaries_in
+from tests.canary import RECORD
 from tests.contracts.release_run import entries_in
-from tests.evolution_doubles import SEARCH, Muse, Topical, charged, evolution
+from tests.evolution_doubles import SEARCH, Muse, charged, evolution
 from tests.sealed_files import rechained
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
@@ -74,30 +72,6 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
     assert third.is_finished
     assert third.run(progress=False).examples == released.examples
     assert charged(budget) == 6
-
-
-def test_the_file_is_written_before_the_ticket_is_committed_and_holds_nothing_private(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = os.fsync, itertools.count()
-
-    def full(number: int) -> None:
-        if next(calls):  # the first is of the terms
-            raise OSError("disk full")
-        real(number)
-
-    made, budget = process.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="disk full"):
-            made.run(progress=False)
-    assert charged(budget) == 1
-    kinds = {line.kind for line in resolve_budget(budget, None)._store.records()}
-    assert "reserve" in kinds
-    assert "commit" not in kinds
-    made.run(progress=False)
-    assert charged(budget) == 6
-    assert canaries_in(process.file.read_text()) == []
 
 
 def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
@@ -175,18 +149,3 @@ def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) 
     spoilt(process, spoil)
     with pytest.raises(ConfigurationError):
         process.start()
-
-
-def test_another_ledger_and_a_path_that_is_none_are_refused(process: Process, tmp_path: Path) -> None:
-    process.start()[0].run(progress=False)
-    with pytest.raises(ConfigurationError, match="one of this run"):
-        evolution(
-            private=PrivateExamples(RECORDS, **BY_QUEUE),
-            evolution=SEARCH.replace(rounds=3),
-            component="texts",
-            checkpoint=process.file,
-            embeddings=Topical(),
-        )
-    for wrong in (3, tmp_path, tmp_path / "missing" / "file.json"):
-        with pytest.raises(ConfigurationError, match="checkpoint"):
-            evolution(checkpoint=wrong)

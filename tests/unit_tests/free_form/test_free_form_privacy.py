@@ -18,9 +18,9 @@ from langchain_dpicl.exceptions import DPICLError, ModelCallError
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.release import curator
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.contracts.front_room import shown_by
+from tests.doubles import sums_before_noise
 from tests.free_form_doubles import (
     CANDIDATES,
     RECORDS,
@@ -152,18 +152,7 @@ def test_every_query_draws_a_sample_of_its_own() -> None:
 
 def sum_of(component: DPFreeFormRunnable, query: str = "q") -> np.ndarray[Any, Any]:
     """The sum before its noise."""
-    found: list[Any] = []
-    real = curator.ReleasePlan.bound
-
-    def watched(plan: Any, rows: Any, *, width: int) -> Any:
-        total = real(plan, rows, width=width)
-        found.append(total.value)
-        return total
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curator.ReleasePlan, "bound", watched)
-        component.invoke(query)
-    return np.asarray(found[0])
+    return sums_before_noise(component.invoke, query)[0]
 
 
 def attack(prompt: str) -> str:

@@ -164,11 +164,6 @@ def test_a_budget_is_found_where_every_component_finds_it() -> None:
         assert built()._budget is active.budget
 
 
-async def test_building_it_can_be_awaited() -> None:
-    made = await PromptDPSGD.afrom_private_examples(examples(), llm=LogisticEngine(), budget=house(), **RUN)
-    assert (await made.arun()).epsilon == 1e5
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -9,14 +9,14 @@ import math
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, SoftPrompt, verify_report
+from langchain_dpicl import Budget, PrivateExamples, SoftPrompt, verify_report
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -306,16 +306,6 @@ def test_losses_that_fail_stop_the_run_after_the_step_is_kept() -> None:
     assert (made.step, made.steps_left) == (4, 0)
 
 
-def test_a_spent_run_returns_its_prompt_for_free() -> None:
-    budget = house()
-    made = prepared(budget=budget)
-    prompt = made.run()
-    before = lines(budget)
-    assert made.run() == prompt
-    assert list(made.stream()) == []
-    assert lines(budget) == before
-
-
 @PRICED
 def test_a_share_that_no_longer_fits_is_refused_and_carries_the_run() -> None:
     budget = house(epsilon=10.0)
@@ -344,24 +334,6 @@ def test_a_removed_unit_stays_away_and_leaves_the_plan_as_it_was() -> None:
 # -- one at a time -----------------------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_a_call_from_within_another_is_refused_and_takes_nothing_from_it(awaited: bool) -> None:
-    engine, budget, refused = LogisticEngine(), house(), []
-
-    def again() -> None:
-        try:
-            made.run()
-        except ConfigurationError as error:
-            refused.append(str(error))
-
-    engine.at_gradients = again
-    made = prepared(engine=engine, budget=budget)
-    run(made, awaited=awaited)
-    assert len(refused) == 4
-    assert "no other run" in refused[0]
-    assert counts(budget) == {"reserve step": 4, "commit step": 4}
-
-
 def test_a_call_that_begins_between_a_release_and_its_commit_commits_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -380,16 +352,6 @@ def test_a_call_that_begins_between_a_release_and_its_commit_commits_nothing_of_
     monkeypatch.setattr(Reservation, "commit", commit)
     made.run()
     assert [number for _, number in refused] == [0]
-    assert counts(budget) == {"reserve step": 4, "commit step": 4}
-
-
-def test_a_stream_that_waits_does_not_hold_up_another() -> None:
-    budget = house()
-    made = prepared(budget=budget)
-    waiting = made.stream()
-    next(waiting)
-    made.run()
-    assert (made.step, list(waiting)) == (4, [])
     assert counts(budget) == {"reserve step": 4, "commit step": 4}
 
 
@@ -474,20 +436,6 @@ def test_a_resumed_run_has_fresh_coins(tmp_path: Path) -> None:
     assert (again.weights - first).tobytes() != first.tobytes()
 
 
-def test_the_file_is_safe_before_the_ticket_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, seen = tmp_path / "state.json", []
-    made = prepared(checkpoint=path)
-    real = Reservation.commit
-
-    def commit(self: Any, count: int = 1) -> None:
-        seen.append((len(entries_in(path)), self.uncommitted))
-        real(self, count)
-
-    monkeypatch.setattr(Reservation, "commit", commit)
-    made.run()
-    assert seen == [(1, 1), (2, 1), (3, 1), (4, 1)]
-
-
 def test_the_files_hold_released_state_alone(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     made = prepared(checkpoint=path, training=training(validation=PUBLIC))
@@ -496,27 +444,6 @@ def test_the_files_hold_released_state_alone(tmp_path: Path) -> None:
     assert {one.name for one in tmp_path.iterdir()} == {"state.json", "state.json.arrays0", "state.json.arrays1"}
     assert all(CANARY.encode() not in one.read_bytes() for one in tmp_path.iterdir())
     assert path.with_name("state.json.arrays1").read_bytes()[: 8 * 8] == made.weights.tobytes()
-
-
-@BOTH
-@pytest.mark.parametrize("begun", ["before the file was there", "from the file"])
-def test_what_another_run_released_is_not_written_over(begun: str, awaited: bool, tmp_path: Path) -> None:
-    """Both are of one share: the first lets go of its tickets, the second has an older state, or none."""
-    private, budget, path = examples(), house(), tmp_path / "state.json"
-    options: dict[str, Any] = {"budget": budget, "checkpoint": path, "component": "one"}
-    first = prepared(private, **options)
-    if begun == "from the file":
-        next(first.stream())
-    late = prepared(private, **options)
-    next(first.stream())
-    kept, charged = path.read_text(), counts(budget)
-    with pytest.raises(ConfigurationError, match="one that another run wrote to") as caught:
-        run(late, awaited=awaited)
-    assert caught.value.run is late  # type: ignore[attr-defined]
-    assert (path.read_text(), counts(budget)) == (kept, charged)
-    again = prepared(private, **options)
-    run(again, awaited=awaited)
-    assert again.step == len(entries_in(path)) == 4
 
 
 def test_a_file_that_is_gone_stops_the_run_before_anything_is_paid_for(tmp_path: Path) -> None:
@@ -748,14 +675,6 @@ def test_losses_that_are_no_numbers_are_left_out_of_the_mean() -> None:
     assert math.isnan(told.validation_loss or 0.0)
 
 
-def test_a_progress_bar_whose_terminal_went_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any, n: int = 1) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr("tqdm.std.tqdm.update", broken)
-    assert prepared().run(progress=True)
-
-
 def test_a_run_shows_nothing_private_and_cannot_be_copied_or_sent() -> None:
     made = prepared()
     made.run()
@@ -789,21 +708,6 @@ def test_private_groups_stand_under_no_name_while_the_engine_is_asked() -> None:
     assert [shown for shown in found if CANARY in shown] == []
 
 
-def interrupted() -> Iterator[BaseException]:
-    for error in (ModelCallError("out."), KeyboardInterrupt()):
-        engine = LogisticEngine()
-        engine.at_gradients = fails(error)
-        with pytest.raises(type(error)) as caught:
-            prepared(engine=engine).run()
-        yield caught.value
-
-
-def test_errors_show_nothing_private() -> None:
-    for error in interrupted():
-        assert CANARY not in f"{error!r} {error.__dict__!r} {error.__context__!r} {error.__cause__!r}"
-        assert shows_private(error) == []
-
-
 def test_the_report_of_a_run_names_what_was_trained_and_how() -> None:
     made = prepared()
     made.run()
@@ -819,13 +723,6 @@ def test_the_report_of_a_run_names_what_was_trained_and_how() -> None:
     assert (shown["model"], shown["method"], shown["num_virtual_tokens"]) == ("logistic", "soft_prompt", 2)
     assert shown["task"]["labels"] == ["good", "bad"]
     assert made.report["step"] == 4
-
-
-def test_it_is_no_labeler() -> None:
-    """Both are runs; a report tells them apart by what their shares show."""
-    made = prepared()
-    assert not isinstance(made, PromptPATELabeler)
-    assert not {"teachers", "max_queries"} & set(made.plan.to_dict())
 
 
 class TestContract(JournalContract):

@@ -49,7 +49,6 @@ from tests.contracts.front_room import (
     ChargingRunnableContract,
     Observer,
     Room,
-    shown_by,
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
@@ -359,13 +358,6 @@ def test_who_asks_again_is_told_again_for_free() -> None:
     assert made.queries_left == 3
 
 
-def test_a_memo_of_size_zero_charges_every_time() -> None:
-    made = voter(serving=Serving(memo_size=0), max_queries=5)
-    made.invoke("which?")
-    made.invoke("which?")
-    assert made.share.remaining("query") == 3
-
-
 @pytest.mark.parametrize("awaited", [False, True])
 def test_who_asks_the_same_at_the_same_time_is_told_the_same(awaited: bool) -> None:
     made = voter(max_queries=5).with_receipts()
@@ -625,15 +617,6 @@ def test_sync_and_async_agree() -> None:
     assert [answer.label for answer in answers] == ["card", "card"]
 
 
-def test_it_is_built_in_async_code_too() -> None:
-    async def build() -> DPVotingRunnable:
-        return await DPVotingRunnable.afrom_private_examples(
-            examples(), llm=engine(), budget=house(), max_queries=2, **LOUD
-        )
-
-    assert asyncio.run(build()).invoke("which?") == "card"
-
-
 def test_the_budget_is_looked_up_where_it_always_is() -> None:
     given: dict[str, Any] = {"llm": engine(), "max_queries": 2, **LOUD}
     with pytest.raises(NoPrivacyBudgetError):
@@ -671,14 +654,6 @@ def test_the_report_recomputes() -> None:
     verify_report(report.to_dict())
     shown = report.to_dict()["shares"][0]
     assert CANARY not in str(shown)
-
-
-def test_nothing_private_shows_anywhere() -> None:
-    budget, observer = house(), Observer()
-    made = voter(budget=budget, answers=SCORED)
-    result = made.invoke("which?", {"callbacks": [observer]})
-    for thing in (made, result, budget.report(), observer.heard, made.plan, made.task, made.tenants, made.rows):
-        assert CANARY not in shown_by(thing)
 
 
 def test_it_shows_what_is_left() -> None:

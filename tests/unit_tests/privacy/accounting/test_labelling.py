@@ -71,7 +71,6 @@ from tests.labelling_doubles import (
     house,
     labeler,
     lines,
-    loud,
     told,
 )
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
@@ -395,16 +394,6 @@ def test_sync_and_async_agree(teachers: str) -> None:
     blocked = blocking.label("last card")
     assert (last.fields, last.status, last.label) == (blocked.fields, blocked.status, blocked.label)
     assert counts(awaited._budget) == counts(blocking._budget)
-
-
-def test_it_is_built_in_async_code_too() -> None:
-    async def build() -> LabelledPool:
-        made = await PromptPATELabeler.afrom_private_examples(
-            examples(), llm=Spy(), budget=house(), public_inputs=[CARD], **loud()
-        )
-        return await made.arun()
-
-    assert told(asyncio.run(build())) == [("labelled", "card")]
 
 
 # -- outages, stops and what is kept -----------------------------------------------------------------------------
