@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from langchain_dpicl.backends.fake import FakeBackend
 
 
 def written(path: Path, rows: Any) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    text = "\n".join(json.dumps(row) for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
 

@@ -111,24 +111,6 @@ def test_goals_of_leases_are_not_given_to_rows_without_them() -> None:
     assert all("not run" in line for line in leases)
 
 
-def test_the_goals_are_those_that_were_set() -> None:
-    least = {(goal.store, goal.processes, goal.leases): goal.least for goal in bench_ledger.GOALS if goal.least}
-    assert least == {
-        ("SQLite", 1, False): 200,
-        ("SQLite", 8, False): 800,
-        ("SQLite", 64, False): 400,
-        ("SQLite", 8, True): 10_000,
-        ("SQLite", 64, True): 400,
-        ("PostgreSQL", 1, False): 100,
-        ("PostgreSQL", 8, False): 350,
-        ("PostgreSQL", 64, False): 600,
-        ("PostgreSQL", 64, True): 600,
-    }
-    most = [(goal.store, goal.processes, goal.leases, goal.most) for goal in bench_ledger.GOALS if not goal.least]
-    assert most == [(store, 64, leases, 1000) for store in ("SQLite", "PostgreSQL") for leases in (False, True)]
-    assert bench_ledger.OPENING_GOALS == {False: (10.0, 30.0), True: (0.1, 20.0)}
-
-
 # --- the whole program ------------------------------------------------------------------------------------------------
 
 

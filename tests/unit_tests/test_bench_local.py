@@ -21,7 +21,7 @@ import _local_profile
 import _local_utility
 import bench_local
 import torch
-from _local_model import FRAME_TOKENS, GPT2_SMALL, SMALL, TEMPLATE, Size, input_ids, instruction, make_tokenizer, words
+from _local_model import FRAME_TOKENS, SMALL, TEMPLATE, Size, input_ids, instruction, make_tokenizer, words
 from _local_runs import Place, Times, race
 
 TINY = Size(layers=1, width=64, vocabulary=300, slots=2, prompt=40, tokens=12)
@@ -223,27 +223,6 @@ def test_reading_all_prompts_anew_is_scaled_to_the_whole_text() -> None:
         "gumbel_over_generate": 1.5,
     }
     assert "taken 50 times" in bench_local.speed_table(times, two, SMALL)
-
-
-@pytest.mark.benches
-def test_the_size_is_what_the_settings_say() -> None:
-    assert bench_local.size_of(bench_local.parsed([])) == SMALL
-    assert bench_local.size_of(bench_local.parsed(["--full"])) == GPT2_SMALL
-    named = [
-        "--layers",
-        "1",
-        "--width",
-        "64",
-        "--vocabulary",
-        "300",
-        "--slots",
-        "2",
-        "--prompt",
-        "40",
-        "--tokens",
-        "12",
-    ]
-    assert bench_local.size_of(bench_local.parsed(["--full", *named])) == TINY
 
 
 @pytest.mark.benches

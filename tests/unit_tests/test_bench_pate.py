@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from _pate_runs import (
     ensemble_without_privacy,
     teach,
 )
-from _pate_tables import LEGEND, Bounds, PaperTerms, Row, bounds_lines, head, honest_lines
+from _pate_tables import Bounds, PaperTerms, Row, honest_lines
 from _pate_task import PUBLISHED, Inputs, Setting, setting
 
 from langchain_dpicl import LabelledPool, verify_report
@@ -320,16 +319,6 @@ class TestTables:
         assert "does not hold" in lines[-1]
         assert len(honest_lines("moves", 6_920, prices, PaperTerms())) == len(lines) - 1
 
-    def test_every_line_fits_into_a_hundred_columns(self) -> None:
-        shown = [a_row(100, 100, teaching=row).shown(bounds()) for row in (*bench_pate.ROWS, *bench_pate.MORE_ROWS)]
-        compared = bounds_lines(bounds(), candidates=200, teachers=200, questions=300)
-        lines = [*shown, *compared, head((1, 4)), *LEGEND.splitlines()]
-        assert max(map(len, lines)) <= 104
-        assert sum("NOT PRIVATE" in line for line in compared) == 2
-        assert [line.split()[-2:] for line in compared[:3]] == [["50.0", "50.0"], ["30.0", "40.0"], ["80.0", "90.0"]]
-        assert len({row.name for row in (*bench_pate.ROWS, *bench_pate.MORE_ROWS)}) == 7
-        assert max(len(row.name) for row in (*bench_pate.ROWS, *bench_pate.MORE_ROWS)) < 28
-
 
 CURVE = Curve("fresh", (10, 20), (0.1, 0.2), ((), (0.5, 0.6)), 4)
 
@@ -414,14 +403,6 @@ class TestCommand:
         given = ["sst2=imdb.jsonl", "trec=qqp.jsonl", "all.jsonl"]
         assert bench_pate.public_of(Path("x/sst2.jsonl.gz"), given) == [None, Path("imdb.jsonl"), Path("all.jsonl")]
         assert bench_pate.public_of(Path("agnews.jsonl"), given[:2]) == [None]
-
-    def test_full_asks_more_and_what_is_given_stays(self) -> None:
-        quick, full = bench_pate.parsed([]), bench_pate.parsed(["--full", "--candidates", "7"])
-        assert (quick.inputs, quick.candidates, quick.questions) == (50, 20, 300)
-        assert (full.inputs, full.candidates, full.questions) == (500, 7, 300)
-
-    def test_delta_is_small_for_large_data(self) -> None:
-        assert math.isclose(PaperTerms().delta, bench_pate.parsed([]).delta)
 
     @pytest.mark.loopback  # httpx asks the system what sockets it has
     @pytest.mark.parametrize(

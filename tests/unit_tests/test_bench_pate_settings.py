@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import bench_pate
 from _pate_runs import Students, Teaching, best_private_prompt_without_privacy
-from _pate_tables import LEGEND
 from _pate_task import setting
 
 from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.fake import FakeBackend
+from tests.bench_doubles import written
 
 # Exactly the fields that --help asks for.
 ROWS = [
@@ -35,11 +34,6 @@ GIVEN = {"questions": 8, "cap": 1_000, "seed": 0, "words": {}, "most_chars": 400
 
 def engine() -> FakeBackend:
     return FakeBackend(lambda prompt, prefix: {" up": 0.6, " down": 0.4}, vocabulary=[" up", " down"])
-
-
-def written(path: Path, rows: Any = ROWS) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *given: object) -> int:
@@ -66,19 +60,22 @@ class TestFiles:
     def test_the_fields_that_help_asks_for_are_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         named = set(re.findall(r"`(\w+)`", bench_pate.__doc__ or ""))
         assert {frozenset(row) for row in ROWS} == {frozenset(named)}
-        data, other = written(tmp_path / "moves.jsonl"), written(tmp_path / "else.jsonl", [{**ROWS[0], "text": "up!"}])
+        data, other = (
+            written(tmp_path / "moves.jsonl", ROWS),
+            written(tmp_path / "else.jsonl", [{**ROWS[0], "text": "up!"}]),
+        )
         out = tmp_path / "out"
         assert run(monkeypatch, "--data", data, "--public", other, *SMALL, "--out", out) == 0
         assert set(json.loads((out / "bench_pate.json").read_text())) == {"moves", "moves <- else"}
 
     def test_that_give_no_public_input_are_refused(self, tmp_path: Path) -> None:
-        data = written(tmp_path / "moves.jsonl")
-        found = setting(data, written(tmp_path / "again.jsonl"), **GIVEN)
+        data = written(tmp_path / "moves.jsonl", ROWS)
+        found = setting(data, written(tmp_path / "again.jsonl", ROWS), **GIVEN)
         with pytest.raises(SystemExit, match="moves <- again: no public inputs"):
             found.inputs(3, seed=0)
 
     def test_with_too_few_records_for_a_prompt_are_refused(self, tmp_path: Path) -> None:
-        students = Students(setting(written(tmp_path / "moves.jsonl"), None, **GIVEN).task, engine())
+        students = Students(setting(written(tmp_path / "moves.jsonl", ROWS), None, **GIVEN).task, engine())
         with pytest.raises(SystemExit, match="every label beside the 80 that are held back, found 0"):
             best_private_prompt_without_privacy(students, shots=1, candidates=1, validation=99, seed=0)
 
@@ -123,7 +120,7 @@ class TestOptions:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        data = written(tmp_path / "moves.jsonl")
+        data = written(tmp_path / "moves.jsonl", ROWS)
         assert run(monkeypatch, "--data", data, *SMALL, *given, "--out", tmp_path) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"bench_pate.py: {shown}: expected a number")
@@ -146,15 +143,9 @@ class TestTextAlone:
         assert (found.teachers, found.inputs) == (400, 200)
         assert (bench_pate.parsed([]).teachers, bench_pate.parsed([]).inputs) == (200, 50)
         out = tmp_path / "out"
-        data = written(tmp_path / "agnews.jsonl")
+        data = written(tmp_path / "agnews.jsonl", ROWS)
         assert run(monkeypatch, "--data", data, *SMALL, "--text-votes", "--teachers", 4, "--out", out) == 0
         numbers = json.loads((out / "bench_pate.json").read_text())["AGNews"]
         assert list(numbers["rows"]) == ["fresh 2-shot, sigma 50"]
         assert list(numbers["zero_shot"]) == ["2"]
         assert "0.056  does not hold; 74.6 % right" in capsys.readouterr().out
-
-
-def test_the_legend_tells_the_packages_default_as_it_is() -> None:
-    said = " ".join(LEGEND.split())
-    assert "default rejects only below half of what chance gives, 0.5 / labels" in said
-    assert "default rejects them" not in said

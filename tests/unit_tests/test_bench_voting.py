@@ -38,7 +38,7 @@ from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.runs.query_plan import QueryPlan
-from tests.bench_doubles import engine, hits
+from tests.bench_doubles import engine, hits, written
 
 ROWS = [
     {"text": f"{word} {i}", "label": code, "label_name": word, "split": split}
@@ -49,14 +49,10 @@ ROWS = [
 TERMS: dict[str, Any] = {"delta": 1e-6, "max_queries": 10, "adjacency": "add_remove"}
 
 
-def written(path: Path, rows: Any = ROWS) -> Path:
-    text = "\n".join(json.dumps(row) for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
 def task(tmp_path: Path, **options: Any) -> Task:
-    return load(written(tmp_path / "moves.jsonl"), **{"cap": 100, "questions": 100, "seed": 0, "words": {}} | options)
+    return load(
+        written(tmp_path / "moves.jsonl", ROWS), **{"cap": 100, "questions": 100, "seed": 0, "words": {}} | options
+    )
 
 
 def voters(tmp_path: Path) -> Voters:
@@ -71,7 +67,7 @@ class TestReading:
         assert all(read.labels[place] in text for text, place in zip(read.questions, read.right, strict=True))
 
     def test_a_packed_file_reads_the_same(self, tmp_path: Path) -> None:
-        packed = load(written(tmp_path / "moves.jsonl.gz"), cap=100, questions=100, seed=0, words={})
+        packed = load(written(tmp_path / "moves.jsonl.gz", ROWS), cap=100, questions=100, seed=0, words={})
         assert packed.questions == task(tmp_path).questions
 
     def test_caps_hold_and_the_seed_fixes_what_is_asked(self, tmp_path: Path) -> None:
@@ -264,18 +260,6 @@ class TestTables:
         found = Measured({1.0: np.array([0.5])}, {1.0: 1.0}, hits(80), hits(zero), hits(constant), 0.005)
         assert bench_voting.measured_line("a row", found).endswith(f"      80.0{said:>12}")
 
-    def test_every_line_fits_into_a_hundred_columns(self) -> None:
-        noisy = {epsilon: np.array([0.0, 1.0]) for epsilon in (1.0, 3.0, 8.0)}
-        found = Measured(noisy, dict.fromkeys(noisy, 77.7), hits(80), hits(40), hits(50), 0.005)
-        rows = [m.name for m in (*bench_voting.PAPER_ROWS, *bench_voting.OTHER_ROWS)]
-        names = [name for name, *_ in (*bench_voting.query_rows(), *bench_voting.rate_rows(5_000, 10))]
-        for name in (*rows, *names):
-            assert len(name) < bench_voting.NAME, name
-            assert len(bench_voting.measured_line(name, found)) <= 100
-        shown = bench_voting.beside_the_paper({"TREC": {"10 x 4 gaussian (paper)": found}})
-        assert "TREC, 10 x 4 gaussian" in shown
-        assert max(map(len, (*shown.splitlines(), *bench_voting.LEGEND.splitlines()))) <= 100
-
     def test_measuring_uses_one_plan_per_epsilon(self, tmp_path: Path) -> None:
         one = voters(tmp_path)
         zero = one.zero_shot(calibrate=False)
@@ -298,7 +282,14 @@ class TestCommand:
         monkeypatch.setattr(bench_voting, "QUERY_ROWS", small)
         monkeypatch.setattr(bench_voting, "QUERIES", (1, 10))
         out = tmp_path / "numbers.json"
-        given = ["bench_voting.py", "--data", str(written(tmp_path / "moves.jsonl")), "--parts", "accuracy", "queries"]
+        given = [
+            "bench_voting.py",
+            "--data",
+            str(written(tmp_path / "moves.jsonl", ROWS)),
+            "--parts",
+            "accuracy",
+            "queries",
+        ]
         given += ["rates", "--epsilons", "8", "--questions", "4", "--draws", "2", "--queries", "5", "--json", str(out)]
         monkeypatch.setattr(sys, "argv", given)
         assert bench_voting.main() == 0
@@ -330,8 +321,3 @@ class TestCommand:
 
     def test_passes_only_what_is_below_its_limit(self) -> None:
         assert [_voting_speed.verdict(value, 0.5) for value in (0.4, 0.5, 0.6)] == ["PASS", "FAIL", "FAIL"]
-
-    def test_full_asks_more(self) -> None:
-        quick, full = bench_voting.parsed([]), bench_voting.parsed(["--full"])
-        assert (quick.questions, quick.fewer_draws) == (300, 20)
-        assert (full.questions, full.fewer_draws) == (1_000, 100)
