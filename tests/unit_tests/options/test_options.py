@@ -174,6 +174,44 @@ class TestChecks:
             (lambda: Training(expected_batch_size=5, epochs=1.0, steps=1), "expected epochs or steps, found 'both'"),
             (lambda: Retrieval(similarity_threshold=0.5), "participations"),  # type: ignore[call-arg]
             (lambda: GenerationTask(open_label={"key": "a"}), "an instance of OpenLabel"),  # type: ignore[arg-type]
+            (lambda: GenerationTask(hints="Shout."), "GenerationTask.hints: expected a list"),  # type: ignore[arg-type]
+            (lambda: Rows(units=0), "Rows.units.*than or equal to 1"),
+            (lambda: Rows(shots=0), "Rows.shots.*than or equal to 1"),
+            (lambda: Rows(redraw_every=0), "Rows.redraw_every.*than or equal to 1 or 'run'"),
+            (lambda: Rows(slots=2, fill=0.0), "Rows.fill.*greater than 0"),
+            (lambda: Noise(multiplier=0.0), "Noise.multiplier.*greater than 0"),
+            (lambda: Noise("gaussian", free_below=0.5), "found 'free_below'"),  # type: ignore[call-arg]
+            (lambda: LogitNoise("recentered_clip", blend_weight=0.5), "clip_and_blend"),
+            (lambda: LogitNoise("clip_and_blend", blend_weight=0.0), "blend_weight.*greater than 0"),
+            (lambda: LogitNoise("clip_and_blend", blend_weight=1.1), "blend_weight.*less than or equal to 1"),
+            (lambda: LogitNoise("clip_and_blend", center="mean"), "'max' or 'none'"),  # type: ignore[arg-type]
+            (lambda: LogitNoise("recentered_clip", max_private_tokens=3), "free_below and max_private_tokens"),
+            (lambda: LogitNoise("recentered_clip", free_below=1.0, max_private_tokens=3), "free_below.*less than 1"),
+            (
+                lambda: LogitNoise("recentered_clip", free_below=0.5, max_private_tokens=0),
+                "max_private_tokens.*than or equal to 1",
+            ),
+            (lambda: LogitNoise("recentered_clip", clip=-1.0), "LogitNoise.clip.*greater than 0"),
+            (lambda: Decoding(candidates=0), "Decoding.candidates.*than or equal to 1 or 'all'"),
+            (lambda: Decoding(temperature=0.0), "Decoding.temperature.*greater than 0"),
+            (lambda: Decoding(top_p=0.0), "Decoding.top_p.*greater than 0"),
+            (lambda: Decoding(stop="\n"), "Decoding.stop: expected a list"),  # type: ignore[arg-type]
+            (lambda: Topics(num_topics=0), "Topics.num_topics.*than or equal to 1"),
+            (lambda: Topics(keywords_per_unit=0), "Topics.keywords_per_unit.*than or equal to 1"),
+            (lambda: Topics(epsilon_share=1.0), "Topics.epsilon_share.*less than 1"),
+            (lambda: Topics(min_units=0), "Topics.min_units.*than or equal to 1"),
+            (lambda: Evolution(candidates="a card"), "Evolution.candidates.*a list"),
+            (lambda: Evolution(rounds=0), "Evolution.rounds.*than or equal to 1"),
+            (lambda: Evolution(neighbours=0), "Evolution.neighbours.*than or equal to 1"),
+            (lambda: Evolution(selection="best"), "'rank' or 'sample'"),  # type: ignore[arg-type]
+            (lambda: Evolution(threshold=-1.0), "Evolution.threshold.*than or equal to 0"),
+            (lambda: Serving(on_exhausted="x"), "'raise' or 'zero_shot'"),  # type: ignore[arg-type]
+            (lambda: KeywordAnswers(keywords=("a",), candidates=("a", "b")), "KeywordAnswers: expected keywords= or"),
+            (lambda: KeywordAnswers(keywords=("a",), max_keywords=5), "KeywordAnswers: expected keywords= or"),
+            (lambda: KeywordAnswers(keywords=("a",), num_keywords=0), "num_keywords.*than or equal to 1"),
+            (lambda: EmbeddingAnswers(num_candidates=1), "num_candidates.*at least 2"),
+            (lambda: EmbeddingAnswers(max_tokens=0), "max_tokens.*than or equal to 1"),
+            (lambda: EmbeddingAnswers(stop="\n"), "EmbeddingAnswers.stop: expected a list"),  # type: ignore[arg-type]
         ],
     )
     def test_a_wrong_field_is_refused(self, build: Any, message: str) -> None:
