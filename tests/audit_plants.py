@@ -33,7 +33,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import (
     ReleasePlan,
     assign,
 )
-from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import curator
 from langchain_dpicl.runs.answer_memo import TenantRegistry
 from tests.contracts.doubles import FixedDraws
 
@@ -187,13 +187,13 @@ def sampled_labels_kept(patch: Patch) -> None:
 
 
 def more_slots_than_declared(patch: Patch) -> None:
-    real = samples._renders
+    real = curator._renders
 
     def twice(pool: Any, plan: Any) -> Any:
         every = real(pool, plan)
         return lambda render: every(render) * 2
 
-    patch.setattr(samples, "_renders", twice)
+    patch.setattr(curator, "_renders", twice)
 
 
 def votes_over_realised_rows(patch: Patch) -> None:
@@ -238,7 +238,7 @@ def redrawn_until(valid: Callable[[np.ndarray], bool], module: Any = voting) -> 
         ticket.burn()
         pool = private._pool(None, ledger_id=ticket.ledger_id)
         for _ in range(64):
-            matrix = (yield rows(samples.draw_sample(pool, plan)(render))).take()
+            matrix = (yield rows(curator.draw_sample(pool, plan)(render))).take()
             if valid(matrix):
                 break
         released = plan.mechanism.release(plan.bound(matrix, width=width), rng=SYSTEM_RANDOM)
@@ -266,14 +266,24 @@ def always_sampled(patch: Patch) -> None:
     patch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
 
 
+def same_sample(patch: Patch, *samplers: type[Any]) -> None:
+    """The first sample of each kind is all of them."""
+
+    def keep(sampler: Any) -> None:
+        real, drawn = sampler.draw, list[Any]()
+
+        def draw(self: Any, n: int, *, rng: Any) -> Any:
+            drawn.append(drawn[0] if drawn else real(self, n, rng=rng))
+            return drawn[0]
+
+        patch.setattr(sampler, "draw", draw)
+
+    for sampler in samplers:
+        keep(sampler)
+
+
 def one_sample_for_all_queries(patch: Patch) -> None:
-    real, drawn = PoissonUnits.draw, []
-
-    def draw(self: Any, n: int, *, rng: Any) -> Any:
-        drawn.append(drawn[0] if drawn else real(self, n, rng=rng))
-        return drawn[0]
-
-    patch.setattr(PoissonUnits, "draw", draw)
+    same_sample(patch, PoissonUnits)
 
 
 # --- what is made of the sum ----------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
 WORDS = [" my", " card", " was", " declined", " transfer", " is", " late", " top", " up", " failed"]
 
@@ -39,3 +41,19 @@ class RepeatableCoins(SecureRandom):
 
     def entropy(self, num_bytes: int) -> bytes:
         return self._generator.bytes(num_bytes)
+
+
+def sums_before_noise(run: Callable[..., object], *given: Any, **options: Any) -> list[np.ndarray[Any, Any]]:
+    """The sums of the releases of a run, before their noise."""
+    found: list[Any] = []
+    real = ReleasePlan.bound
+
+    def watched(plan: Any, rows: Any, *, width: int) -> Any:
+        total = real(plan, rows, width=width)
+        found.append(np.asarray(total.value))
+        return total
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReleasePlan, "bound", watched)
+        run(*given, **options)
+    return found

@@ -13,7 +13,6 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.release import curator
-from langchain_dpicl.release import curator as samples
 from langchain_dpicl.release import token_block as blocks
 from tests.doubles import WORDS, RepeatableCoins
 
@@ -102,6 +101,6 @@ class CertifiedCoins(RepeatableCoins):
 def same_coins(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Gives every room that draws the same coins, from the start."""
     coins: SecureRandom = CertifiedCoins(seed)
-    for room in (blocks, curator, samples):
+    for room in (blocks, curator):
         monkeypatch.setattr(room, "SYSTEM_RANDOM", coins)
     monkeypatch.setattr(curator, "is_certified", lambda _: True)

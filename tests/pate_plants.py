@@ -29,9 +29,9 @@ from langchain_dpicl.privacy.mechanisms.release_plan import (
     Release,
     ReleasePlan,
 )
-from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import curator
 from langchain_dpicl.release import samples as dealt_sample
-from tests.audit_plants import Plant, redrawn_until
+from tests.audit_plants import Plant, redrawn_until, same_sample
 from tests.contracts.doubles import FixedDraws
 
 Patch = pytest.MonkeyPatch
@@ -178,17 +178,26 @@ class _Unburnt:
     commit = burn
 
 
-def rejected_for_free(patch: Patch) -> None:
-    """A rejected input costs nothing: its test's ticket goes back, too."""
+def _test_paid_if(patch: Patch, is_paid: Callable[[Any], bool]) -> None:
     real = labeler.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, _Unburnt(test), **named)
-        if not samples.is_unanswered(released):
+        if is_paid(released):
             test.burn()
         return released
 
     patch.setattr(labeler, "release_once", release)
+
+
+def rejected_for_free(patch: Patch) -> None:
+    """A rejected input costs nothing: its test's ticket goes back, too."""
+    _test_paid_if(patch, lambda released: not curator.is_unanswered(released))
+
+
+def tests_free_where_answered(patch: Patch) -> None:
+    """Only the answer is paid for, where there is one."""
+    _test_paid_if(patch, curator.is_unanswered)
 
 
 def never_burnt(patch: Patch) -> None:
@@ -218,23 +227,12 @@ def amplified_twice(patch: Patch) -> None:
 
 def one_sample_for_all_inputs(patch: Patch) -> None:
     """The first sample teaches all the inputs, and is charged as a fresh one for each."""
-    for sampler in (PoissonSlots, PoissonUnits):
-        _kept(patch, sampler)
-
-
-def _kept(patch: Patch, sampler: Any) -> None:
-    real, drawn = sampler.draw, list[Any]()
-
-    def draw(self: Any, n: int, *, rng: Any) -> Any:
-        drawn.append(drawn[0] if drawn else real(self, n, rng=rng))
-        return drawn[0]
-
-    patch.setattr(sampler, "draw", draw)
+    same_sample(patch, PoissonSlots, PoissonUnits)
 
 
 def redrawn_inside_the_run(patch: Patch) -> None:
     """The one sample of a run is another for every input."""
-    real = samples.draw_sample
+    real = curator.draw_sample
 
     def drawn(pool: Any, plan: Any) -> Any:
         def every(render: Any) -> Any:
@@ -242,7 +240,7 @@ def redrawn_inside_the_run(patch: Patch) -> None:
 
         return every
 
-    patch.setattr(samples, "draw_sample", drawn)
+    patch.setattr(curator, "draw_sample", drawn)
 
 
 def always_sampled(patch: Patch) -> None:
@@ -283,7 +281,7 @@ def free_where_nobody_votes(patch: Patch) -> None:
 
 def chosen_by_validation(patch: Patch) -> None:
     """Of the teachers only those stay that are right about the first record, which is held back."""
-    real = samples._renders
+    real = curator._renders
 
     def renders(pool: Any, plan: Any) -> Any:
         every, held_back = real(pool, plan), pool.records(0)[0]["text"]
@@ -293,7 +291,7 @@ def chosen_by_validation(patch: Patch) -> None:
 
         return chosen
 
-    patch.setattr(samples, "_renders", renders)
+    patch.setattr(curator, "_renders", renders)
 
 
 class _Reordered:
@@ -313,13 +311,13 @@ def _in_chunks(self: Any, n: int, *, rng: Any) -> Any:
 
 
 def _dealt(patch: Patch, order_of: Callable[[list[str]], list[int]]) -> None:
-    real = samples._renders
+    real = curator._renders
 
     def renders(pool: Any, plan: Any) -> Any:
         texts = [pool.records(unit)[0]["text"] for unit in range(pool.num_units)]
         return real(_Reordered(pool, order_of(texts)), plan)
 
-    patch.setattr(samples, "_renders", renders)
+    patch.setattr(curator, "_renders", renders)
     for sampler in (PoissonSlots, PartitionedSlots):
         patch.setattr(sampler, "draw", _in_chunks)
 
@@ -377,14 +375,14 @@ def stops_at_disagreement(patch: Patch) -> None:
 
 def goes_on_until_answered(patch: Patch) -> None:
     """Rejected inputs are asked about again, up to 8 times, on the same ticket."""
-    real = samples.SecretSample.next_release
+    real = curator.SecretSample.next_release
 
     def next_release(self: Any, **named: Any) -> Any:
         for _ in range(8):
             self.left = self.answers_left = 1
             released = yield from real(self, **named)
-            if not samples.is_unanswered(released):
+            if not curator.is_unanswered(released):
                 break
         return released
 
-    patch.setattr(samples.SecretSample, "next_release", next_release)
+    patch.setattr(curator.SecretSample, "next_release", next_release)

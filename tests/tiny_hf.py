@@ -27,21 +27,24 @@ SPECIAL = ("<s>", "</s>", "<unk>", "<pad>", "<|im_start|>", "<|im_end|>")
 
 
 @functools.cache
-def _trained(size: int) -> str:
+def trained_on_bytes(lines: tuple[str, ...], size: int, special: tuple[str, ...]) -> str:
+    """Byte-level pieces, as JSON."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=size, special_tokens=list(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator(LINES * 3, trainer)
+    tokenizer.train_from_iterator(lines * 3, trainer)
     return tokenizer.to_str()
 
 
 def byte_tokenizer(*, chat: bool = False, size: int = 420, **options: Any) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer, as most models have them."""
     given = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | options
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_trained(size)), **given)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(trained_on_bytes(LINES, size, SPECIAL)), **given
+    )
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -69,23 +72,23 @@ def _made(kind: str, config: Any, *, dtype: torch.dtype = torch.float32, seed: i
         return getattr(transformers, kind)(config).to(dtype).eval()
 
 
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
 def llama(vocab_size: int = 420, *, dtype: torch.dtype = torch.float32, context: int = 512, **options: Any) -> Any:
     """Rotary positions, grouped heads."""
-    given: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": context,
-        "initializer_range": 0.3,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 3,
-        "tie_word_embeddings": False,
-    }
-    config = transformers.LlamaConfig(vocab_size=vocab_size, **(given | options))
-    return _made("LlamaForCausalLM", config, dtype=dtype)
+    given = SMALL | {"max_position_embeddings": context, "pad_token_id": 3, "tie_word_embeddings": False} | options
+    return _made("LlamaForCausalLM", transformers.LlamaConfig(vocab_size=vocab_size, **given), dtype=dtype)
 
 
 def gpt2(vocab_size: int = 420, *, context: int = 512, **options: Any) -> Any:
@@ -97,20 +100,8 @@ def gpt2(vocab_size: int = 420, *, context: int = 512, **options: Any) -> Any:
 
 def sliding(vocab_size: int = 420, *, window: int = 12, context: int = 512) -> Any:
     """Attention that sees only the last few tokens."""
-    config = transformers.MistralConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        sliding_window=window,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return _made("MistralForCausalLM", config)
+    given = SMALL | {"max_position_embeddings": context, "sliding_window": window}
+    return _made("MistralForCausalLM", transformers.MistralConfig(vocab_size=vocab_size, **given))
 
 
 def alibi(vocab_size: int = 420) -> Any:
@@ -129,17 +120,5 @@ def alibi(vocab_size: int = 420) -> Any:
 
 def experts(vocab_size: int = 420) -> Any:
     """A mixture of experts without limits: what an expert computes together depends on all rows."""
-    config = transformers.MixtralConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    config = transformers.MixtralConfig(vocab_size=vocab_size, **SMALL, num_local_experts=4)
     return _made("MixtralForCausalLM", config)

@@ -24,24 +24,13 @@ llama = tiny_hf.llama
 causal_tokenizer = tiny_hf.byte_tokenizer
 
 
-@functools.cache
-def _roberta_trained() -> str:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=list(FRAME), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(WORDS * 3, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return tokenizer.to_str()
-
-
 def roberta_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level pieces; two texts stand as <s> a </s></s> b </s>."""
     named = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>"}
     given = named | {"unk_token": "<unk>", "mask_token": "<mask>"}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_roberta_trained()), **given)
+    tokenizer = Tokenizer.from_str(tiny_hf.trained_on_bytes(WORDS, 400, FRAME))
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
 
 
 @functools.cache

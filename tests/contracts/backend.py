@@ -30,6 +30,22 @@ def same_bits(left, right) -> bool:
     return left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
+class Coupled:
+    """A planted fault: the last bits of an engine's rows depend on how many rows there are."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def open(self, prompts, prefix):
+        session = self._engine.open(prompts, prefix)
+        score = session.score
+        session.score = lambda domain: score(domain) * (1 - 2.0**-50 * len(prompts))
+        return session
+
+
 class NextTokenContract(ABC):
     """Suite of `NextTokenBackend` and the sessions it opens."""
 

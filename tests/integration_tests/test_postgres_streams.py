@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,27 +11,19 @@ from langchain_dpicl import DemonstrationSynthesizer, DPVotingRunnable, PrivacyB
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.options import Rows, Serving
-from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.stores.postgres import PostgresStore
 from langchain_dpicl.streams import PrivateStream
 from tests.postgres import PostgresServer
+from tests.stream_times import DAY, START, simulated_clock
 
 pytestmark = pytest.mark.traced
 
-DAY = 86_400
-START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 VOTES = FakeBackend(lambda prompt, prefix: {" card": 0.7, " transfer": 0.2}, vocabulary=[" card", " transfer"])
 TEXTS = FakeBackend(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that a stream reads."""
-    now = [START]
-    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
-    return now
+clock = pytest.fixture(simulated_clock)
 
 
 def stream() -> PrivateStream:

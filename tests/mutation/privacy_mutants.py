@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.pate import labeler
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms import release_plan
 from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.release import curator as samples
 from tests import audit_games, pate_games
 from tests import audit_plants as plant
 from tests import pate_plants as pate
@@ -98,19 +96,6 @@ def twice_the_sampling_rate(patch: Patch) -> None:
     """A unit joins twice as often as is charged."""
     real = release_plan.poisson
     patch.setattr(release_plan, "poisson", lambda n, rate, rng: real(n, min(1.0, 2 * rate), rng))
-
-
-def tests_free_where_answered(patch: Patch) -> None:
-    """Only the answer is paid for, where there is one."""
-    real = labeler.release_once
-
-    def release(private: Any, test: Any, **named: Any) -> Any:
-        released = yield from real(private, pate._Unburnt(test), **named)
-        if samples.is_unanswered(released):
-            test.burn()
-        return released
-
-    patch.setattr(labeler, "release_once", release)
 
 
 def answers_alone_are_priced(patch: Patch) -> None:
@@ -202,7 +187,7 @@ PLANTED = (
     Planted("labels: free where rejected", pate.rejected_for_free, (label_game("fixed, test"),)),
     Planted(
         "labels: test free where answered",
-        lambda patch: (tests_free_where_answered(patch), answers_alone_are_priced(patch)),
+        lambda patch: (pate.tests_free_where_answered(patch), answers_alone_are_priced(patch)),
         (
             label_game("fixed, test"),
             of(test_confident.test_one_event_costs_what_its_tests_and_answers_cost_one_by_one, 500, 500, "replace_one"),

@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import curator
 from langchain_dpicl.tasks import GenerationTemplate
 from tests.canary import OURS
 from tests.doubles import WORDS, PanicError
@@ -168,7 +168,7 @@ class TestAStop:
         def look(frame: FrameType, event: str, arg: object) -> Any:
             # What these call runs inside `run_guarded`, which raises a stop anew from a frame without prompts.
             outer = frame.f_code.co_name in {"drawn", "<lambda>", "_renders", "_begin", "next_release"}
-            if frame.f_code.co_filename != samples.__file__ or not outer:
+            if frame.f_code.co_filename != curator.__file__ or not outer:
                 return None
             named.append(repr(list(frame.f_locals.values())))
             return look

@@ -23,10 +23,8 @@ from langchain_dpicl.audit import (
     play,
     suite,
 )
-from langchain_dpicl.audit import game as bounds
-from langchain_dpicl.audit import game as closed_forms
 from langchain_dpicl.audit.component_games import VotingGame, evolution_of
-from langchain_dpicl.audit.game import HALF, power_of
+from langchain_dpicl.audit.game import ALARM, HALF, index_law, power_of, refutation_power
 from langchain_dpicl.audit.targets import (
     ReadGradients,
     helper_of,
@@ -187,9 +185,9 @@ def test_the_power_of_a_game_on_a_secret_sample_is_named_and_is_not_for_half_of_
     assert power_of(game, event) >= 0.99
     assert game.law(2.0)[0] > 0.9  # everybody
     assert "power 1.000 (everybody in every sample)" in str(play(game))
-    half = closed_forms.index_law("gumbel", ((1.0, 0.0), (0.0, 0.0)), scale=1 / 6)(1.0)
+    half = index_law("gumbel", ((1.0, 0.0), (0.0, 0.0)), scale=1 / 6)(1.0)
     sampled_half = 0.25 * half[0] + 0.75 * half[1], half[1]
-    assert bounds.refutation_power(event, sampled_half, runs=game.runs, alarm=bounds.ALARM / 4) < 0.01
+    assert refutation_power(event, sampled_half, runs=game.runs, alarm=ALARM / 4) < 0.01
 
 
 def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() -> None:

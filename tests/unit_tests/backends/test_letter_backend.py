@@ -14,7 +14,7 @@ import pytest
 
 from langchain_dpicl import Decoding, DemonstrationSynthesizer, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.exceptions import ConfigurationError
-from tests.contracts.backend import NextTokenContract
+from tests.contracts.backend import Coupled, NextTokenContract
 
 LETTERS = [bytes([code]) for code in b" abcdefghijklmnopqrstuvwxyz\n"]
 END = b""  # the key of the end of a text
@@ -105,17 +105,9 @@ class TestLetterBackend(NextTokenContract):
         return LetterBackend()
 
 
-class Coupled(LetterBackend):
-    def open(self, prompts, prefix):
-        session = super().open(prompts, prefix)
-        score = session.score
-        session.score = lambda domain: score(domain) * (1 - 2.0**-50 * len(prompts))
-        return session
-
-
 def test_a_row_that_knows_how_many_stand_beside_it_turns_the_contract_red():
     with pytest.raises(AssertionError):
-        TestLetterBackend().test_a_row_does_not_know_how_many_stand_beside_it(Coupled())
+        TestLetterBackend().test_a_row_does_not_know_how_many_stand_beside_it(Coupled(LetterBackend()))
 
 
 def test_it_writes_demonstrations():

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, Noise, PrivacyBudgetExceededError, PrivateExamples, WordDiscovery, verify_report
 from langchain_dpicl import discovery as words_module
@@ -38,9 +33,7 @@ from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.counts import WordGroup
 from langchain_dpicl.reports.claims import with_content_digest
 from langchain_dpicl.reports.verify import public_words
-from langchain_dpicl.runs import release_run
-from tests.audit_plants import number_of_words_is_logged
-from tests.contracts.neighbours import HOSTILE, NeighbourContract, fault, owned, unstamped
+from tests.contracts.neighbours import HOSTILE, WordNeighbourContract, owned
 
 CANARY = "canaryword"
 NO_WORDS = ("078-05-1120", "Mr Smith has it", "abc123", "Velda", "\uff56elda", "velda!", "x" * 31, "ab", " velda")
@@ -129,14 +122,6 @@ class TestWhatIsReleased:
             finder(private, budget, component=f"no {place}").run().groups for budget in [house()] for place in (1, 2)
         }
         assert len(found) == 2
-
-    @pytest.mark.parametrize("pairs", [False, True])
-    def test_asking_again_is_free_and_tells_the_same(self, pairs: bool) -> None:
-        made = finder(by_kind(), budget := house(), pairs=pairs)
-        assert made.run() == made.run() == asyncio.run(made.arun())
-        for label in ("new", "old", "none"):
-            assert made.share.remaining(WORD_TEMPLATE, label=label) == 0
-        assert not budget.dangling()
 
 
 class TestThePublicRanking:
@@ -278,26 +263,6 @@ class TestWhatIsPaid:
         with pytest.raises(PrivacyBudgetError, match="another event"):
             made.run()
         assert made.share.remaining(WORD_TEMPLATE) == 1
-
-    def test_observers_of_a_run_hear_what_was_charged_and_not_what_was_found(self) -> None:
-        heard = []
-
-        class Listener(BaseCallbackHandler):
-            def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
-                heard.append((name, data))
-
-        made = finder(notes(), house())
-        RunnableLambda(lambda _: made.run()).invoke("go", config={"callbacks": [Listener()]})
-        assert [(name, data["component"], data["tickets"]) for name, data in heard] == [
-            ("dpicl.charged", "WordDiscovery", 1)
-        ]
-        assert "velda" not in repr(heard)
-
-    def test_nothing_private_is_shown_and_nothing_is_copied(self) -> None:
-        made = finder(notes(), house())
-        made.run()
-        assert "velda" not in repr(made) + str(made)
-        assert copy.deepcopy(made) is made
 
 
 @pytest.mark.traced
@@ -493,12 +458,8 @@ class TestThePlan:
         with pytest.raises(ConfigurationError, match="field"):
             finder(by_kind(), house(), field="kind")
 
-    async def test_components_are_built_awaited(self) -> None:
-        made = await WordDiscovery.afrom_private_examples(notes(), budget=house(), epsilon=1.0)
-        assert "velda" in (await made.arun()).words
 
-
-class TestNeighbours(NeighbourContract):
+class TestNeighbours(WordNeighbourContract):
     """Words, their number and their weights are what the noise decides; all else is the same for all records."""
 
     designs: ClassVar[Any] = {
@@ -508,9 +469,7 @@ class TestNeighbours(NeighbourContract):
         "replaced": {"adjacency": "replace_one"},
     }
     owned_designs: ClassVar[Any] = ("words", "pairs")
-    async_designs: ClassVar[Any] = ("words",)
-    planted_design = "words"
-    progress = release_run
+    left_out: ClassVar[Any] = ("words",)
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Any:
@@ -525,18 +484,8 @@ class TestNeighbours(NeighbourContract):
         return SimpleNamespace(store=store, budget=budget, made=made, private=private)
 
     @classmethod
-    def steps(cls, scene: Any, *, is_async: bool) -> Iterator[Any]:
-        yield repr(scene.made), scene.made.plan.to_dict()
-        try:
-            found = asyncio.run(scene.made.arun()) if is_async else scene.made.run()
-            yield unstamped({**json.loads(found.to_json()), "words": []})
-            yield scene.made.share.remaining(WORD_TEMPLATE, label=found.groups[0].label)
-            yield unstamped(verify_report(found).problems)
-        except Exception as error:
-            yield fault(error)
-        yield repr(scene.private), unstamped(scene.budget.report().to_dict())
-
-    plants: ClassVar[Any] = {"the number of words is logged": (number_of_words_is_logged, "alpha beta gamma delta")}
+    def public(cls, made: Any, found: Any) -> Any:
+        return made.share.remaining(WORD_TEMPLATE, label=found.groups[0].label)
 
 
 def test_hostile_texts_are_texts_like_others() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -30,12 +30,10 @@ from langchain_dpicl.privacy.extensions.value_counts import (
 from langchain_dpicl.privacy.extensions.word_release import UnitWords, WordRelease
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.runs import release_run
 from langchain_dpicl.runs.release_run import RunJournal
 from langchain_dpicl.stores import SQLiteStore
-from tests.audit_plants import number_of_words_is_logged
 from tests.canary import locals_in
-from tests.contracts.neighbours import NeighbourContract, fault, owned, unstamped
+from tests.contracts.neighbours import WordNeighbourContract, owned
 from tests.contracts.release_run import entries_in
 from tests.sealed_files import rechained, sealed, with_digest
 
@@ -444,7 +442,7 @@ def test_every_check_of_words_is_played_in_an_audit() -> None:
     ]
 
 
-class TestNeighbours(NeighbourContract):
+class TestNeighbours(WordNeighbourContract):
     """Topics, words and their weights are what the noise decides; all else is the same for all records."""
 
     designs: ClassVar[Any] = {
@@ -452,10 +450,7 @@ class TestNeighbours(NeighbourContract):
         "keywords": {"topics": Topics(VOCABULARY, 2, min_units=10**6)},
         "replaced": {"topics": Topics(num_topics=2, pairs=True), "adjacency": "replace_one"},
     }
-    owned_designs: ClassVar[Any] = ("words",)
-    async_designs: ClassVar[Any] = ("words",)
-    planted_design = "words"
-    progress = release_run
+    left_out: ClassVar[Any] = ("topics", "topic_words")
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Any:
@@ -468,15 +463,6 @@ class TestNeighbours(NeighbourContract):
         return SimpleNamespace(store=store, budget=budget, made=made, private=private)
 
     @classmethod
-    def steps(cls, scene: Any, *, is_async: bool) -> Iterator[Any]:
-        yield repr(scene.made), scene.made.plan.to_dict()
-        try:
-            found = asyncio.run(scene.made.arun()) if is_async else scene.made.run()
-            yield unstamped({**json.loads(found.to_json()), "topics": [], "topic_words": []})
-            yield scene.made.share.remaining(scene.made.plan.topic_template)
-            yield unstamped(verify_report(found).problems)
-        except Exception as error:
-            yield fault(error)
-        yield repr(scene.private), unstamped(scene.budget.report().to_dict())
-
-    plants: ClassVar[Any] = {"the number of words is logged": (number_of_words_is_logged, "alpha beta gamma")}
+    def public(cls, made: Any, found: Any) -> Any:
+        del found
+        return made.share.remaining(made.plan.topic_template)

@@ -25,10 +25,10 @@ from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.release import curator
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.contracts.front_room import shown_by
+from tests.doubles import sums_before_noise
 from tests.evolution_doubles import RECORDS, SEARCH, Muse, Topical, budget_of, evolution
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
@@ -196,22 +196,6 @@ def test_the_released_histogram_has_the_noise_that_is_priced(adjacency: str, mon
     assert not low < total / 2.0 < high
 
 
-def sums_of(made: PrivateEvolution) -> list[np.ndarray[Any, Any]]:
-    """The sums before their noise, of every round."""
-    found: list[Any] = []
-    real = curator.ReleasePlan.bound
-
-    def watched(plan: Any, rows: Any, *, width: int) -> Any:
-        total = real(plan, rows, width=width)
-        found.append(total.value)
-        return total
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curator.ReleasePlan, "bound", watched)
-        made.run(progress=False)
-    return found
-
-
 USERS = [{"text": text, "user": f"u{place % 12}"} for place, text in enumerate(RECORDS)]
 EVIL = ["card" * 4_000, "", "\x00\ud800", "{text} {0}", "the rain and a film and a boat and a card"]
 
@@ -234,7 +218,7 @@ def test_a_unit_of_any_content_moves_a_histogram_by_its_sensitivity_at_most(adja
                 ),
                 budget=budget_of(adjacency=adjacency),
             )
-            sums.append(sums_of(made)[0])
+            sums.append(sums_before_noise(made.run, progress=False)[0])
         worst = max(worst, float(np.square(sums[0] - sums[1]).sum()))
     assert 0.9 <= worst <= (1.0 if adjacency == "add_remove" else 2.0) + 1e-12
 

@@ -49,7 +49,7 @@ from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, assign
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import curator
 from langchain_dpicl.release import samples as dealt_sample
 from langchain_dpicl.release import token_block as blocks
 from langchain_dpicl.release.token_block import open_block
@@ -564,7 +564,7 @@ def test_a_block_that_is_forked_as_the_model_is_asked_releases_nothing(monkeypat
     with pytest.raises(LedgerError, match="fork"):
         made.run()
     assert made.demonstrations == []
-    monkeypatch.setattr(samples, "os", SimpleNamespace(getpid=lambda: -1))
+    monkeypatch.setattr(curator, "os", SimpleNamespace(getpid=lambda: -1))
     scores = spy.scores
     with pytest.raises(LedgerError, match="fork"):
         made.run()
@@ -655,7 +655,7 @@ def test_no_frame_names_prompts_while_a_batch_opens() -> None:
 
     def look(frame: FrameType, event: str, arg: object) -> Any:
         names = {"drawn", "batch", "<lambda>", "_renders", "open"}
-        ours = {samples.__file__, dealt_sample.__file__, sys.modules[DisjointBatches.__module__].__file__}
+        ours = {curator.__file__, dealt_sample.__file__, sys.modules[DisjointBatches.__module__].__file__}
         if frame.f_code.co_filename not in ours:
             return None
         if frame.f_code.co_name in names:

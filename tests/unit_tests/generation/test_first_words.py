@@ -34,9 +34,8 @@ from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs import release_run
 from langchain_dpicl.runs.release_run import RunJournal
 from langchain_dpicl.stores import SQLiteStore
-from tests.audit_plants import number_of_words_is_logged
 from tests.canary import locals_in
-from tests.contracts.neighbours import NeighbourContract, fault, owned, unstamped
+from tests.contracts.neighbours import WordNeighbourContract, owned
 from tests.contracts.release_run import entries_in
 from tests.crews import Crew
 from tests.sealed_files import rechained, sealed, with_digest
@@ -462,14 +461,11 @@ def test_an_edit_of_words_is_seen(saved: str, name: str) -> None:
     assert not verify_report(sealed(found)).ok
 
 
-class TestNeighbours(NeighbourContract):
+class TestNeighbours(WordNeighbourContract):
     """Six units release no word but with a chance below 1e-6; what the noise decides of texts is left out."""
 
     designs: ClassVar[Any] = {"words": {}, "replaced": {"adjacency": "replace_one"}}
-    owned_designs: ClassVar[Any] = ("words",)
-    async_designs: ClassVar[Any] = ("words",)
-    planted_design = "words"
-    progress = release_run
+    left_out: ClassVar[Any] = ("examples",)
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Any:
@@ -483,15 +479,6 @@ class TestNeighbours(NeighbourContract):
         return SimpleNamespace(store=store, budget=budget, made=made, private=private)
 
     @classmethod
-    def steps(cls, scene: Any, *, is_async: bool) -> Iterator[Any]:
-        yield repr(scene.made), scene.made.plan.to_dict()
-        try:
-            found = asyncio.run(scene.made.arun()) if is_async else scene.made.run()
-            yield unstamped({**json.loads(found.to_json()), "examples": []})
-            yield scene.made.share.remaining(FIRST_WORDS_TEMPLATE), scene.made.words
-            yield unstamped(verify_report(found).problems)
-        except Exception as error:
-            yield fault(error)
-        yield repr(scene.private), unstamped(scene.budget.report().to_dict())
-
-    plants: ClassVar[Any] = {"the number of words is logged": (number_of_words_is_logged, "alpha beta gamma")}
+    def public(cls, made: Any, found: Any) -> Any:
+        del found
+        return made.share.remaining(FIRST_WORDS_TEMPLATE), made.words

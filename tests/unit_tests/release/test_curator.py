@@ -19,7 +19,6 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release import curator
-from langchain_dpicl.release import curator as samples
 from langchain_dpicl.release import token_block as blocks
 from langchain_dpicl.release.token_block import open_block
 from tests.doubles import WORDS, RepeatableCoins, SpyBackend
@@ -89,7 +88,7 @@ def test_coins_from_a_seed_earn_no_epsilon(backend: SpyBackend, monkeypatch: pyt
     plan = release_plan(UNITS, noise_multiplier=1.0)
     private = examples(["my card was declined"] * 20)
     _, reservation = ticket_for(plan, private)
-    for room in (blocks, curator, samples):
+    for room in (blocks, curator):
         monkeypatch.setattr(room, "SYSTEM_RANDOM", RepeatableCoins(0))
     with pytest.raises(PrivacyBudgetError, match="another generator"):
         release(private, reservation, backend, plan=plan)
@@ -171,7 +170,7 @@ class Rows:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.matrices: list[np.ndarray] = []
-        for room in (blocks, curator, samples):
+        for room in (blocks, curator):
             monkeypatch.setattr(room, "SYSTEM_RANDOM", RepeatableCoins(seed))
         monkeypatch.setattr(curator, "is_certified", lambda _: True)
         monkeypatch.setattr(blocks, "restrict", self._restrict)

@@ -14,7 +14,7 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger import shares
-from langchain_dpicl.release import curator as samples
+from langchain_dpicl.release import curator
 from langchain_dpicl.release import token_block as blocks
 from langchain_dpicl.runs.release_run import RunJournal
 from tests.contracts.front_room import CANARY
@@ -113,14 +113,14 @@ def test_a_stop_as_a_block_opens_shows_no_prompt(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_closed_sample_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[samples.SecretSample] = []
-    real = samples.SecretSample.__init__
+    opened: list[curator.SecretSample] = []
+    real = curator.SecretSample.__init__
 
     def init(self: Any, *given: Any, **named: Any) -> None:
         real(self, *given, **named)
         opened.append(self)
 
-    monkeypatch.setattr(samples.SecretSample, "__init__", init)
+    monkeypatch.setattr(curator.SecretSample, "__init__", init)
     labeler(public_inputs=[CARD]).run()
     (sample,) = opened
     sample.left = sample.answers_left = 1

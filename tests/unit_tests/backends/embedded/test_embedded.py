@@ -20,7 +20,7 @@ from langchain_dpicl.backends import build_embedded
 from langchain_dpicl.backends.build_embedded import SOURCES, Recipe, Source, TracedFile, trace_sources
 from langchain_dpicl.backends.embedded import EmbeddedModel, Induction, ModelTables, Segment, answers, load_tables
 from langchain_dpicl.exceptions import ConfigurationError
-from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract, same_bits
+from tests.contracts.backend import ChoiceContract, Coupled, NextTokenContract, TextContract, same_bits
 
 RECORD = "My name is Zofia Quintero and my card ending 4471 was charged £318.42 in Reykjavik on 9 May."
 OTHER = "Why has the transfer of €77.10 to Benedikt Oyelowo in Tampere not arrived since 3 June?"
@@ -48,22 +48,9 @@ class TestText(TextContract):
         return MODEL
 
 
-class CoupledModel:
-    """A planted fault: the last bits of a row depend on how many rows there are."""
-
-    def __getattr__(self, name):
-        return getattr(MODEL, name)
-
-    def open(self, prompts, prefix):
-        session = MODEL.open(prompts, prefix)
-        score = session.score
-        session.score = lambda domain: score(domain) * (1 - 2.0**-50 * len(prompts))
-        return session
-
-
 def test_the_contract_notices_a_last_bit_that_knows_the_batch():
     with pytest.raises(AssertionError):
-        TestNextTokens().test_a_row_does_not_know_how_many_stand_beside_it(CoupledModel())
+        TestNextTokens().test_a_row_does_not_know_how_many_stand_beside_it(Coupled(MODEL))
 
 
 class TestRows:

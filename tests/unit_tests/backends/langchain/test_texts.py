@@ -274,11 +274,6 @@ class TestVotes:
             assert found[:, -1].tolist() == [-np.inf] * 9 + [0.0]
         assert engine.score_with_other([], LABELS).shape == (0, 3)
 
-    def test_replacing_one_prompt_moves_one_row(self) -> None:
-        engine = self.engine({"aaa": "card", "bbb": "cash machine"})
-        assert same_bits(engine.score_choices(["aaa", "bbb", "ccc"], LABELS), votes("card", "cash machine", None))
-        assert same_bits(engine.score_choices(["aaa", "aaa", "ccc"], LABELS), votes("card", "card", None))
-
     @pytest.mark.parametrize("choices", [[], ["a", "A "], ["a", ""], "ab", ["a", 1]])
     async def test_need_choices_that_can_be_told_apart(self, choices: Any) -> None:
         engine = self.engine({})
