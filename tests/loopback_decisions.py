@@ -14,15 +14,14 @@ import numpy as np
 
 from tests.loopback_answers import Body, Manners, RejectedError, engine
 
-MAX_QUESTIONS = 400
 CHOICES = (2, 255)
 
 
 def decisions(body: Body, manners: Manners) -> Body:
     """Answers every question about the input, in order."""
     text, questions = _input(body.get("input")), body.get("questions")
-    if not isinstance(questions, list) or not 1 <= len(questions) <= MAX_QUESTIONS:
-        raise RejectedError(f"Expected 1 to {MAX_QUESTIONS} questions.", param="questions")
+    if not isinstance(questions, list) or not questions:
+        raise RejectedError("Expected questions.", param="questions")
     answers = [_answer(question, text, manners) for question in questions]
     read = engine().count_tokens(text) + sum(engine().count_tokens(_instructions(one)) for one in questions)
     usage = {
@@ -63,15 +62,9 @@ def _answer(question: Body, text: str, manners: Manners) -> Body:
     instructions, name = _instructions(question), question.get("name")
     if manners.refuse and manners.refuse in f"{text} {instructions}":
         return {"type": "refusal", "name": name}
-    solve = {"predicate": _predicate, "choice": _choice, "score": _score}.get(question.get("type", ""))
-    if solve is None:
-        raise RejectedError("Expected a predicate, choice or score question.", param="questions")
-    return {"type": question["type"], "name": name, **solve(question, f"{instructions}\n\n{text}")}
-
-
-def _predicate(question: Body, prompt: str) -> Body:
-    del question
-    return {"probability": float(_spread(prompt, ["yes", "no"])[0])}
+    if question.get("type") != "choice":
+        raise RejectedError("Expected a choice question: this server answers no other.", param="questions")
+    return {"type": "choice", "name": name, **_choice(question, f"{instructions}\n\n{text}")}
 
 
 def _choice(question: Body, prompt: str) -> Body:
@@ -85,22 +78,6 @@ def _choice(question: Body, prompt: str) -> Body:
     row = _spread(prompt, [value if isinstance(value, str) else str(value).lower() for value in values])
     listed = [{"value": value, "probability": float(p)} for value, p in zip(values, row, strict=True)]
     return {"choice": values[int(row.argmax())], "confidence": _confidence(row), "probabilities": listed}
-
-
-def _score(question: Body, prompt: str) -> Body:
-    labels = [level.get("label") for level in question.get("levels") or []]
-    if len(labels) < CHOICES[0] or not all(isinstance(label, str) and label for label in labels):
-        raise RejectedError("Expected two or more levels with labels.", param="questions")
-    row = _spread(prompt, labels)
-    listed = [
-        {"value": value, "label": label, "probability": float(p)}
-        for value, (label, p) in enumerate(zip(labels, row, strict=True))
-    ]
-    return {
-        "score": float(row @ np.arange(len(labels))),
-        "confidence": _confidence(row),
-        "probabilities": listed,
-    }
 
 
 def _spread(prompt: str, labels: Sequence[str]) -> np.ndarray:
