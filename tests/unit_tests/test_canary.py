@@ -13,19 +13,18 @@ from typing import Any
 
 import pytest
 from langchain_core.load import dumps
-from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from pydantic import BaseModel
 
 from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.exceptions import DPICLError, RecordError, RunInterruptedError
+from langchain_dpicl.exceptions import DPICLError, RunInterruptedError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, locals_in, observe, said_by
-from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError
+from tests.canary import RECORD, VOTE, Recorder, canaries_in, describe, leaks, locals_in, observe, said_by
+from tests.scripted_models import ScriptedLLM, StatusError
 
 pytestmark = pytest.mark.loopback
 
@@ -107,45 +106,6 @@ def test_the_net_looks_into_what_an_exception_says_is_linked_to_and_came_through
     assert locals_in(caught.value) == ""
 
 
-@pytest.mark.parametrize("bound", [False, True], ids=["plain", "bound"])
-def test_nothing_shows_while_demonstrations_are_made(bound: bool) -> None:
-    recorder = Recorder()
-    llm = model(callbacks=[recorder], verbose=True, cache=True)
-    seen = observe(lambda: run(engine(llm.bind(stop=["x"]) if bound else llm)), model_recorder=recorder)
-    assert seen.error is None
-    assert leaks(seen) == set()
-    assert seen.result.examples
-
-
-async def test_nothing_shows_while_demonstrations_are_made_async() -> None:
-    recorder = Recorder()
-
-    async def action() -> Any:
-        return await DPFewShotPromptTemplate.afrom_private_examples(
-            private_examples(),
-            llm=engine(model(callbacks=[recorder])),
-            budget=PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
-            epsilon=8.0,
-            max_tokens=2,
-            rows=Rows(units=10),
-            decoding=Decoding(candidates=3),
-            example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
-            suffix="{input} ->",
-        )
-
-    seen = await aobserve(action, model_recorder=recorder)
-    assert seen.error is None
-    assert leaks(seen) == set()
-
-
-def test_nothing_shows_with_a_chat_model() -> None:
-    llm = ScriptedChat(answer=answer)
-    assert leaks(observe(lambda: llm.invoke([HumanMessage(RECORD)])))
-    seen = observe(lambda: run(engine(llm, continuation="instruct")))
-    assert seen.error is None
-    assert leaks(seen) == set()
-
-
 def test_a_failing_provider_tells_nobody_which_record() -> None:
     """The provider refuses every private prompt, echoing it; rows abstain and the run goes on."""
     llm = model(raises={RECORD: lambda text: StatusError(text, status_code=400)})
@@ -197,31 +157,3 @@ def test_private_examples_refuse_every_way_out() -> None:
     for name in dir(private):
         if not name.startswith("__"):
             assert canaries_in(repr(getattr(private, name))) == []
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"topic": "card", "user": RECORD},
-        {"text": RECORD, "topic": RECORD, "user": "u"},
-        {"text": [RECORD], "topic": "card", "user": "u"},
-        {"text": RECORD, "topic": "card"},
-        RECORD,
-        None,
-    ],
-    ids=["no text", "undeclared label", "not text", "no unit", "no mapping", "none"],
-)
-def test_a_record_fault_hides_index_and_value(bad: Any) -> None:
-    with pytest.raises(RecordError) as caught:
-        PrivateExamples([*RECORDS[:7], bad], label_key="topic", labels=("card",), public_size=50, unit_key="user")
-    assert canaries_in(describe(caught.value)) == []
-    assert "7" not in str(caught.value)
-
-
-def test_queries_with_braces_and_demonstrations_with_braces_arrive_byte_for_byte() -> None:
-    prompt = DPFewShotPromptTemplate(
-        examples=[{"text": '{"a": 1} {q} {', "topic": "}"}],
-        example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
-        suffix="{input} ->",
-    )
-    assert prompt.invoke({"input": "{x.y} {:>9}"}).to_string() == '{"a": 1} {q} { -> }\n\n{x.y} {:>9} ->'

