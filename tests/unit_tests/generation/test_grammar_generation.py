@@ -124,12 +124,6 @@ def test_json_demonstrations_cost_what_is_open_in_them(engine: str, redraw_every
     assert len(releases) == 3
 
 
-async def test_async_generation_gives_the_same(releases: list[int]) -> None:
-    released = await json_writing("public row in the batch", rows=Rows(slots=10, shots=3, redraw_every=8)).arun()
-    assert json.loads(released.examples[0]["text"]) == {"kind": "ham", "n": 73}
-    assert len(releases) == 3
-
-
 @pytest.mark.parametrize("mechanism", ["recentered_clip", "difference_clip", "clip_and_blend"])
 @pytest.mark.parametrize("engine", ["whole vocabulary", "public row in the batch"])
 def test_logit_mechanisms_follow_a_grammar(engine: str, mechanism: str, releases: list[int]) -> None:

@@ -86,11 +86,6 @@ def test_what_most_records_agree_on_comes_out(engine: Any, mechanism: LogitNoise
     assert released.plan["clip"] == 12.0
 
 
-def test_async_generation_gives_the_same() -> None:
-    released = asyncio.run(writing(llm=full_engine()).arun())
-    assert {example["text"] for example in released.examples} == WANTED
-
-
 @pytest.mark.parametrize("engine", [plain, full_engine], ids=["public asked apart", "public in the batch"])
 def test_probabilities_are_the_same_from_logits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same_coins(monkeypatch, 3)
