@@ -18,6 +18,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits, Releas
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.token_block import open_block
 from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
+from tests.contracts.front_room import CANARY, Room
 
 LABELS = ("card", "transfer")
 TOKENS = tuple(f" {label}" for label in LABELS)
@@ -79,3 +80,20 @@ class TinyVote(ChargingRunnable[str, str]):
 
 def _renderer(last_word: str) -> Callable[[Sequence[Any]], str]:
     return lambda records: "\n".join([*(f"{record['text']} {last_word} card" for record in records), last_word])
+
+
+class TinyVoteScene:
+    """What the contracts of rooms ask of it."""
+
+    def make_private(self) -> PrivateExamples:
+        return PrivateExamples([f"{CANARY} {number}" for number in range(20)], public_size=40)
+
+    def make_engine(self) -> FakeBackend:
+        return tiny_engine()
+
+    def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> TinyVote:
+        given = {"llm": room.engine, "budget": room.budget, **options}
+        return TinyVote.from_private_examples(room.private, max_queries=max_queries, **given)
+
+    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
+        return [lambda: self.make(room, max_queries=0), lambda: self.make(room, budget="a budget")]

@@ -223,6 +223,9 @@ RUNNABLE_DOORS: dict[str, Door] = {
     "with_fallbacks stream": Door(lambda c, q: list(c.with_fallbacks([RunnableLambda(len)]).stream(q[0]))),
     "deep copy": Door(lambda c, q: [copy.deepcopy(c).invoke(q[0])]),
 }
+FEW = "invoke|ainvoke|batch|abatch as completed|stream|astream_events|pipe|with_retry|deep copy"
+FEW_DOORS = {name: RUNNABLE_DOORS[name] for name in FEW.split("|")}
+"""Without doors that lead to one and the same method, for components that share their class with one of all doors."""
 
 
 # -- the room ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tests.contracts.front_room import (
     Unlucky,
 )
 from tests.doubles import WORDS
-from tests.tiny_vote import TinyVote, tiny_engine
+from tests.tiny_vote import TinyVoteScene
 
 DESIGN: dict[str, Any] = {
     "epsilon": 2000.0,
@@ -260,9 +260,11 @@ async def _graph_events(c: Any, q: list[str]) -> list[Any]:
     return [event["data"]["output"]["answer"] for event in ends]
 
 
-class TestInsideAGraph(ChargingRunnableContract):
-    """The same component, entered through nodes."""
+class TestInsideAGraph(TinyVoteScene, FrontRoomContract):
+    """The smallest Runnable that charges, entered through nodes."""
 
+    make_refused = ChargingRunnableContract.make_refused
+    check_charges = ChargingRunnableContract.check_charges
     doors: ClassVar[Mapping[str, Door]] = {
         "node": Door(lambda c, q: [graph(ask_node(c)).invoke(_state(q[0]))["answer"]]),
         "async node": Door(_graph_ainvoke),
@@ -282,19 +284,6 @@ class TestInsideAGraph(ChargingRunnableContract):
             lambda c, q: [graph(ask_node(c), ask_node(c)).invoke(_state(q[0]))["answer"]] * 2, answers=lambda _: 2
         ),
     }
-
-    def make_private(self) -> PrivateExamples:
-        return PrivateExamples([f"{CANARY} {number}" for number in range(20)], public_size=40)
-
-    def make_engine(self) -> FakeBackend:
-        return tiny_engine()
-
-    def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> TinyVote:
-        given = {"llm": room.engine, "budget": room.budget, **options}
-        return TinyVote.from_private_examples(room.private, max_queries=max_queries, **given)
-
-    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
-        return [lambda: self.make(room, max_queries=0)]
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_nodes_retry_policy_pays_for_every_attempt_and_shows_it(self, room: Room, is_async: bool) -> None:

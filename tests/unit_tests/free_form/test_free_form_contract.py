@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from langchain_dpicl import DPFreeFormRunnable, Noise, PrivateExamples, Rows, Serving
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.runs.query_runnable import RELEASE
-from tests.contracts.front_room import CANARY, CHARGED, ChargingRunnableContract, Room
+from tests.contracts.front_room import CANARY, CHARGED, FEW_DOORS, ChargingRunnableContract, Room
 from tests.free_form_doubles import NOISELESS, VECTORS, WORDS, embedding, keywords
 
 
@@ -62,6 +62,7 @@ class TestByEmbeddings(_FreeForm):
 
 
 class TestByKeywords(_FreeForm):
+    doors = FEW_DOORS
     build = staticmethod(keywords)
 
     def faults(self) -> list[dict[str, Any]]:

@@ -22,24 +22,12 @@ from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import (
     CANARY,
     CHARGED,
-    RUNNABLE_DOORS,
+    FEW_DOORS,
     ChargingRunnableContract,
     Door,
     Room,
 )
 from tests.retrieval_doubles import NEAR, QUIET, TASK, engine, examples
-
-DOORS = (
-    "invoke",
-    "ainvoke",
-    "batch",
-    "abatch as completed",
-    "stream",
-    "astream_events",
-    "pipe",
-    "with_retry",
-    "deep copy",
-)
 
 
 @dataclass
@@ -61,7 +49,7 @@ class FilterRoom(Room):
 
 class TestContract(ChargingRunnableContract):
     told: ClassVar[list[str]] = [RELEASE, CHARGED]
-    doors: ClassVar[Mapping[str, Door]] = {name: RUNNABLE_DOORS[name] for name in DOORS}
+    doors: ClassVar[Mapping[str, Door]] = FEW_DOORS
 
     @pytest.fixture
     def room(self, monkeypatch: pytest.MonkeyPatch) -> Room:

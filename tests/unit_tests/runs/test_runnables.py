@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableGenerator, RunnableLambda
 from pydantic import Field
 
-from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -33,10 +32,9 @@ from tests.contracts.front_room import (
     ChargingRunnableContract,
     Observer,
     Plain,
-    Room,
     wrappings,
 )
-from tests.tiny_vote import LABELS, TinyVote, tiny_engine
+from tests.tiny_vote import LABELS, TinyVote, TinyVoteScene, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -45,19 +43,8 @@ def exceeded() -> PrivacyBudgetExceededError:
     return PrivacyBudgetExceededError("tickets: requested 2, remaining 1.", requested=2.0, remaining=1.0)
 
 
-class TestTinyVote(ChargingRunnableContract):
-    def make_private(self) -> PrivateExamples:
-        return PrivateExamples([f"{CANARY} {number}" for number in range(20)], public_size=40)
-
-    def make_engine(self) -> FakeBackend:
-        return tiny_engine()
-
-    def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> TinyVote:
-        given = {"llm": room.engine, "budget": room.budget, **options}
-        return TinyVote.from_private_examples(room.private, max_queries=max_queries, **given)
-
-    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
-        return [lambda: self.make(room, max_queries=0), lambda: self.make(room, budget="a budget")]
+class TestTinyVote(TinyVoteScene, ChargingRunnableContract):
+    """The smallest one keeps the contract."""
 
 
 # -- a component that can fail after its release -----------------------------------------------------------------
