@@ -35,13 +35,15 @@ def lines_in(store: LedgerStore) -> list[tuple[str, Any]]:
 
 class TestContract(DurableStoreContract):
     @pytest.fixture(autouse=True)
-    def _server(self, postgres: PostgresServer, request: pytest.FixtureRequest) -> None:
+    def _server(self, postgres: PostgresServer) -> None:
         self.server = postgres
-        # There a child waits without success for a lock that its parent holds.
-        self.timeout = 2.0 if "forked_inside" in request.node.name else 60.0
 
     def make_store(self, tmp_path: Path) -> PostgresStore:
-        return PostgresStore.new(self.server.conninfo(), name=self.server.fresh("ledger"), timeout=self.timeout)
+        return PostgresStore.new(self.server.conninfo(), name=self.server.fresh("ledger"))
+
+    def hurry(self, store: LedgerStore) -> None:
+        assert isinstance(store, PostgresStore)
+        store._link.timeout = 1.0  # of this process alone: its parent's transaction may be idle for two minutes
 
     def reopen(self, store: LedgerStore) -> PostgresStore:
         return PostgresStore(self.server.conninfo(), name=name_of(store))
