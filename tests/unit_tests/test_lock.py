@@ -63,6 +63,14 @@ def test_all_that_pyproject_asks_for_is_locked_at_a_version_that_it_allows(place
         assert asked.specifier.contains(version), f"{asked}: the lock has {version}; run make lock"
 
 
+def test_every_extra_brings_something_that_the_package_imports() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    code = "\n".join(path.read_text() for path in (ROOT / "langchain_dpicl").rglob("*.py"))
+    for name, needed in extras.items():
+        modules = [re.split(r"[\[<>=~! ;]", one)[0].replace("-", "_") for one in needed]
+        assert name == "all" or any(re.search(rf"\b{module}\b", code) for module in modules), name
+
+
 def test_torch_is_held_at_one_version_that_pyproject_allows() -> None:
     torch = Requirement((ROOT / "tests" / "torch.txt").read_text().strip())
     [version] = [one.version for one in torch.specifier]
