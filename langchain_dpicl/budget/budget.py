@@ -619,6 +619,14 @@ class Budget(LedgerBudget):
         mine = opened.holder == process_name() if self.durable else True
         return replace(opened, count=count, mine=mine)
 
+    def check_ready(self) -> None:
+        """Reads the ledger and its anchor, without which nothing is granted; whether they can be written shows later.
+
+        Raises:
+          LedgerError: one of them cannot be read, or they do not fit.
+        """
+        self._desk.check_ready()
+
     def use(self) -> BudgetUse:
         """Returns what is spent, left and open in all processes, and what this process did, in time O(components).
 

@@ -377,9 +377,9 @@ class Service:
         return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
 
     def check(self) -> None:
-        """Reads the ledger, without which nothing is answered."""
+        """Reads the ledger and its anchor, without which nothing private is answered."""
         try:
-            self.budget.use()
+            self.budget.budget.check_ready()
         except LedgerError:
             raise self._refusal_of(LedgerError(""), "health") from None
 

@@ -169,7 +169,9 @@ def _budget(tenant: Asking, here: Here) -> dict[str, Any]:
     return here.service.standing(tenant)
 
 
-@public.get("/health", summary="Whether the ledger can be read, without which nothing is answered.")
+@public.get(
+    "/health", summary="Whether the ledger and its anchor can be read, without which nothing private is answered."
+)
 def _health(here: Here) -> dict[str, str]:
     here.service.check()
     return {"status": "ok"}

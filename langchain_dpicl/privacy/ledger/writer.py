@@ -549,6 +549,12 @@ class LedgerWriter:
         self._write_late()
         return self._state
 
+    def check_ready(self) -> None:
+        """Reads all that the next grant rests on, also where it is read before a grant alone, as an anchor is."""
+        self.refresh()
+        with self._turn(self.lock):
+            self._read(self.store, is_writing=True)
+
     def _write_late(self) -> None:
         """Writes commits that waited for long, and gives back tickets that nobody asks for."""
         now = time.monotonic()

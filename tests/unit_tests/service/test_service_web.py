@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -26,7 +27,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.service.service import RateLimit, RefusalLog
 from langchain_dpicl.service.web import create_app
-from langchain_dpicl.stores import open_store
+from langchain_dpicl.stores import FileAnchor, open_store
 from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, Client, change, new_folder, new_ledger, running
 
 
@@ -264,6 +265,30 @@ async def test_outages_are_503_and_charge_nothing(
         assert (await client.get("/standing", "operator"))["ledgers"][0]["readable"] is False
     for hidden in (CANARY, ledger):
         assert hidden not in "".join(client.seen) + caplog.text
+
+
+@pytest.mark.parametrize("fault", ["lost", "ahead"])
+async def test_health_is_503_where_the_anchor_lets_no_question_be_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    where, anchor = str(tmp_path / "budget.db"), tmp_path / "anchor.json"
+    config = new_folder(tmp_path, monkeypatch, more=f'[service]\nledger_timeout = 300\nanchor = "{anchor}"\n')
+    made = PrivacyBudgetCallbackHandler.create(where, epsilon=20.0, delta=1e-4, anchor=FileAnchor.new(anchor))
+    made.close()
+    async with asking(config, where) as client:
+        assert (await client.ask("a question?")).status_code == 200
+        assert await client.get("/health", None) == {"status": "ok"}
+        known = anchor.read_bytes()
+        if fault == "lost":
+            anchor.unlink()
+        else:  # it knows lines that an older copy of the ledger lacks
+            FileAnchor(anchor).write(made.budget.ledger_id, 1_000, "0" * 64)
+        refused = await client.send("GET", "/health", None)
+        assert (refused.status_code, refused.json()["error"]) == (503, "ledger_out")
+        assert (await client.ask("another?")).status_code == 503
+        anchor.write_bytes(known)
+        assert await client.get("/health", None) == {"status": "ok"}
+    assert str(anchor) not in "".join(client.seen)
 
 
 async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answered(
