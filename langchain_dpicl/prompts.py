@@ -377,7 +377,9 @@ class ReleasedPrompt(HidesInput):
         from langchain_dpicl.release.declare_share import range_of
 
         made = cls._without_examples(example_prompt, prefix, suffix, {})
-        check_example_prompt(vars(made)["example_prompt"], generated_fields(range_of(private), task))
+        examples = range_of(private)
+        fields = generated_fields(examples, task)
+        check_example_prompt(vars(made)["example_prompt"], fields, text_key=examples.text_key)
         return made, DemonstrationSynthesizer.from_private_examples(private, task=task, **generation)
 
     @classmethod
@@ -403,8 +405,11 @@ class ReleasedPrompt(HidesInput):
             example_prompt = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
+        if suffix is None and cls.model_fields["suffix"].is_required():
+            raise fail("suffix", "text after the demonstrations, with the query's variable, such as {input}", suffix)
         ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
-        return cls(examples=[], example_prompt=example_prompt, **ends, **fields)
+        texts = {name: Template.of(name, template).text for name, template in ends.items()}
+        return cls(examples=[], example_prompt=example_prompt, **texts, **fields)
 
     def _stock_fields(self) -> dict[str, Any]:
         names = ("input_types", "metadata", "output_parser", "partial_variables", "tags")

@@ -557,7 +557,8 @@ def check_config(config: Any) -> None:
     for key, (expected, is_right) in _EXPECTED.items():
         value = config.get(key)
         if value is not None and not is_right(value):
-            raise ConfigurationError(f"config[{key!r}]: expected {expected}, found {type(value).__name__}.")
+            found = value if isinstance(value, int) else type(value).__name__
+            raise ConfigurationError(f"config[{key!r}]: expected {expected}, found {found}.")
     handlers = config.get("callbacks")
     wrong = (
         [each for each in handlers if not isinstance(each, BaseCallbackHandler)] if isinstance(handlers, list) else []

@@ -771,14 +771,16 @@ def generated_fields(private: PrivateExamples, task: GenerationTask | None) -> f
     return frozenset({private.text_key} if label_key is None else {private.text_key, label_key})
 
 
-def check_example_prompt(example_prompt: Any, fields: Collection[str]) -> None:
+def check_example_prompt(example_prompt: Any, fields: Collection[str], *, text_key: str) -> None:
     """Formats the template once with public text, so that an unusable template fails before anything is spent."""
-    if example_prompt is None:
-        return
-    extra = sorted(set(getattr(example_prompt, "input_variables", ())) - set(fields))
+    names = set(getattr(example_prompt, "input_variables", ()))
+    extra = sorted(names - set(fields))
     if extra:
         advice = "A demonstration has one text: join several in the records, such as a premise and a hypothesis."
         raise fail("example_prompt", f"variables among {sorted(fields)}", extra, advice)
+    if text_key not in names:
+        advice = "Nothing else of what is released and paid for would be shown."
+        raise fail("example_prompt", f"a template with {{{text_key}}}, the released text", sorted(names), advice)
     problem = ""
     try:
         example_prompt.invoke(dict.fromkeys(fields, "text"))

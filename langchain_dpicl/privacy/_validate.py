@@ -149,7 +149,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     """Returns `value` if it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise fail(name, "one of " + ", ".join(repr(c) for c in choices), plain_or_type(value))
-    return str(value)
+    return plain_text(value)
 
 
 def check_adjacency(value: Any) -> Adjacency:
@@ -202,12 +202,17 @@ def check_name(name: str, value: Any) -> str:
     if not is_name(value):
         is_long = isinstance(value, str) and len(value) > MAX_NAME_LENGTH
         raise fail(name, PRINTABLE, f"{len(value)} characters" if is_long else plain_or_type(value))
-    return str(value)
+    return plain_text(value)
 
 
 def is_name(value: Any) -> bool:
     """Whether a value can be a public name."""
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
+
+
+def plain_text(text: str) -> str:
+    """Returns the characters of a text; `str` shows a member of an enumeration by its name instead."""
+    return str.__str__(text)
 
 
 def is_written(text: str) -> bool:

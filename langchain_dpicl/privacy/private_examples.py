@@ -28,7 +28,7 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.privacy._validate import check_delta, check_int, check_name, fail, plain_or_type
+from langchain_dpicl.privacy._validate import check_delta, check_int, check_name, fail, plain_or_type, plain_text
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 # A fault of a record is returned, never raised here: the caller raises it from a frame that holds no record.
@@ -164,12 +164,16 @@ def _check_flag(value: Any) -> bool:
 
 
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
-    is_listed = isinstance(values, Iterable) and not isinstance(values, (str, bytes))
-    names = tuple(values) if is_listed else ()
-    are_texts = all(isinstance(value, str) for value in names)
-    if not is_listed or not are_texts or len(set(names)) != len(names):
-        # A column of records passed by mistake must not be printed.
-        raise fail(name, "a sequence of distinct strings", type(values).__name__)
+    # Types alone are shown: a column of records may be passed by mistake.
+    if isinstance(values, _UNORDERED):
+        raise fail(name, "a list of texts, whose order is declared too", type(values).__name__, "Write sorted(...).")
+    if not _is_listed(values):
+        raise fail(name, "a list of texts", type(values).__name__)
+    names = tuple(values)
+    if others := [type(value) for value in names if not isinstance(value, str)]:
+        raise fail(name, "texts alone", others[0])
+    if len(set(names)) != len(names):
+        raise fail(name, "distinct texts", "one of them twice")
     return tuple(check_name(name, value) for value in names)
 
 
@@ -180,13 +184,22 @@ def _check_labels(label_key: str | None, labels: Iterable[Any] | None) -> tuple[
         raise fail("labels", f"the declared labels of {label_key!r}", labels, "They are public: list them by hand.")
     if label_key is None:
         raise fail("label_key", "the field that holds the label, since labels are declared", label_key)
-    listed: Any = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, (str, bytes)) else labels
+    listed: Any = tuple(labels) if _is_listed(labels) else labels
     if isinstance(listed, tuple) and (numbers := [type(label) for label in listed if label_text(label) is not label]):
         raise fail("labels", "text", numbers[0], AS_TEXT.strip())
     declared = _check_names("labels", listed)
     if not declared:
         raise fail("labels", "at least one label", labels)
     return declared
+
+
+_UNORDERED = (set, frozenset)
+"""Two processes would declare the same names in two orders, and the ledger would refuse the second."""
+
+
+def _is_listed(values: Any) -> bool:
+    """Whether names come one by one, in an order."""
+    return isinstance(values, Iterable) and not isinstance(values, (str, bytes, *_UNORDERED))
 
 
 def _check_label_key(label_key: str, text_key: str) -> str:
@@ -251,10 +264,15 @@ def read_record(
     """Returns (unit name, declared fields, fault); `known` is a mapping because there may be many labels."""
     fields = fields_of(raw, declared.text_key)
     if fields is None:
-        return "", {}, "records: expected every record to be text, a mapping or a Document; one is none of them."
+        advice = "Make a dict of each, as dataclasses.asdict and model_dump do."
+        return "", {}, f"records: expected every record to be text, a mapping or a Document; one is none. {advice}"
     unit = str(number) if declared.unit_key is None else unit_name(fields.get(declared.unit_key))
     if unit is None:
-        return "", {}, f"records: expected text or an integer under {declared.unit_key!r}; a record has neither."
+        is_there = declared.unit_key in fields
+        advice = "Write str(...) around it." if is_there else "If it has another name, give unit_key=."
+        found = "neither" if is_there else "none"
+        wanted = f"text or an integer under {declared.unit_key!r}"
+        return "", {}, f"records: expected {wanted}; a record has {found}. {advice}"
     record: Record = {}
     for field in declared.fields:
         value, is_label = fields.get(field), field == declared.label_key
@@ -311,7 +329,7 @@ def kind_of(value: Any) -> str:
 def unit_name(value: Any) -> str | None:
     """Returns the name of a unit as text (7 and "7" are one unit), or None if the value cannot name a unit."""
     if isinstance(value, str):
-        return str(value)
+        return plain_text(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return str(int(value))
     return None
@@ -974,8 +992,7 @@ def _as_text(declared: Any) -> Any:
         if len(texts) < len(declared):
             raise fail("public_size", "one number per label", "two for one text", "1 and '1' are one label.")
         return texts
-    is_listed = isinstance(declared, Iterable) and not isinstance(declared, (str, bytes))
-    return tuple(map(label_text, declared)) if is_listed else declared
+    return tuple(map(label_text, declared)) if _is_listed(declared) else declared
 
 
 def container_fault(records: Any) -> str:

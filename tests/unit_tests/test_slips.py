@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,21 @@ ARTICLES = [{"text": f"{CANARY}: made-up article {n}", "label": TOPICS[n % 5]} f
 FILMS = [{"text": f"{CANARY}: film {n}", "label": n % 2} for n in range(40)]
 ROW, QUERY = PromptTemplate.from_template("Article: {text}\nTopic: {label}"), "Article: {input}\nTopic:"
 CALLS_OF_CLASSES = "expected to be built by from_private_examples, found a call of the class. Build it with"
+
+
+class Queue(Enum):
+    CARD = "card"
+
+
+class Topic(str, Enum):
+    SPORT = "sport"
+    TECH = "tech"
+
+
+@dataclass
+class Row:
+    text: str
+    label: str
 
 
 def declared(**changes: Any) -> PrivateExamples:
@@ -109,6 +127,66 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ),
         RecordError,
         r"expected text under 'text'; a record has none\. If it has another name, give text_key=\.",
+    ),
+    "a set of labels": (
+        lambda: declared(labels={*TOPICS}),
+        ConfigurationError,
+        r"labels: expected a list of texts, whose order is declared too, found 'set'\. Write sorted\(\.\.\.\)",
+    ),
+    "labels of an enumeration without texts": (
+        lambda: declared(labels=tuple(Queue)),
+        ConfigurationError,
+        r"labels: expected texts alone, found Queue\.",
+    ),
+    "a label twice": (
+        lambda: declared(labels=(*TOPICS, "tech")),
+        ConfigurationError,
+        "labels: expected distinct texts, found 'one of them twice'",
+    ),
+    "rows of a dataclass": (
+        lambda: declared(records=[Row(CANARY, "tech")]),
+        RecordError,
+        r"or a Document; one is none\. Make a dict of each, as dataclasses\.asdict and model_dump do\.",
+    ),
+    "a unit of another name": (
+        lambda: declared(unit_key="user"),
+        RecordError,
+        r"an integer under 'user'; a record has none\. If it has another name, give unit_key=\.",
+    ),
+    "a unit that is a UUID": (
+        lambda: declared(records=[{**one, "user": uuid.uuid4()} for one in ARTICLES], unit_key="user"),
+        RecordError,
+        r"an integer under 'user'; a record has neither\. Write str\(\.\.\.\) around it\.",
+    ),
+    "a demonstration without its text": (
+        lambda: prompt(example_prompt="Topic: {label}"),
+        ConfigurationError,
+        r"example_prompt: expected a template with {text}, the released text, found \['label'\]\. Nothing else",
+    ),
+    "double braces in a demonstration": (
+        lambda: prompt(example_prompt="Article: {{text}} Topic: {{label}}"),
+        ConfigurationError,
+        r"example_prompt: expected a template with {text}, the released text, found \[\]",
+    ),
+    "JSON in the suffix of a prompt": (
+        lambda: prompt(suffix='{"article": "{input}"}'),
+        ConfigurationError,
+        r"suffix: expected plain {field} names in an f-string template, found .* Write {{ and }} for braces",
+    ),
+    "a prompt without a suffix": (
+        lambda: prompt(suffix=None),
+        ConfigurationError,
+        r"suffix: expected text after the demonstrations, with the query's variable, such as {input}, found None",
+    ),
+    "a prefix of None": (
+        lambda: prompt(prefix=None),
+        ConfigurationError,
+        r"prefix: expected text or a PromptTemplate .* found 'NoneType'",
+    ),
+    "no call at a time": (
+        lambda: voter().invoke("x", {"max_concurrency": 0}),
+        ConfigurationError,
+        r"config\['max_concurrency'\]: expected an integer >= 1, found 0\.",
     ),
     "a demonstration of two texts": (
         lambda: prompt(example_prompt="A: {premise}\nB: {text}\nTopic: {label}"),
@@ -377,6 +455,26 @@ def test_numbers_of_other_kinds_are_refused_with_the_cure(act: Callable[[], obje
     # Many checks keep the number as it was given, and numbers of numpy overflow.
     with pytest.raises(ConfigurationError, match=cure):
         act()
+
+
+@pytest.mark.parametrize("slip", ["example_prompt", "suffix", "prefix"])
+def test_a_template_that_no_prompt_can_use_is_refused_before_it_is_paid_for(slip: str) -> None:
+    budget = handler()
+    with pytest.raises(ConfigurationError, match=slip):
+        prompt(budget=budget, **{slip: "no {text"})
+    assert budget.remaining_epsilon == budget.epsilon
+
+
+def test_members_of_an_enumeration_of_texts_are_their_texts() -> None:
+    rows = [{"text": f"article {n}", "label": (Topic.SPORT, Topic.TECH)[n % 2], "user": Topic.TECH} for n in range(40)]
+    private = declared(records=rows, labels=tuple(Topic), public_size=400, unit_key="user")
+    assert private.labels == ("sport", "tech")
+    assert [type(label) for label in private.labels or ()] == [str, str]
+    assert voter(private).invoke("x") in {"sport", "tech"}
+    assert declared(public_size={topic: 1_700 for topic in Topic}, labels=tuple(Topic), records=rows).public_size == {
+        "sport": 1_700,
+        "tech": 1_700,
+    }
 
 
 def test_documents_are_records() -> None:
