@@ -98,7 +98,7 @@ def run_check(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
         _FOR_THE_OWNER,
         *_section("file", _file_lines(path, found)),
         *_section("fields", _field_lines(data, found)),
-        *_section("texts", _text_lines(data, found)),
+        *_section("texts", _text_lines(path, data, found)),
         *_section("labels", _label_lines(data, found, declared)),
         *_section("persons", _unit_lines(data, found)),
         *_section("refused", lines),
@@ -139,6 +139,7 @@ class _Found:
         return list(dict.fromkeys(name for _, one in self.records if isinstance(one, Mapping) for name in one))
 
 
+_NO_COMMAS = "expected cells between commas, found another sign between the names of the first line"
 _NO_CSV = (
     "no CSV from here on: expected a first line of distinct names, and cells between commas (not ; or tabs), in quotes "
     "where they hold a comma, a quote or a line break"
@@ -206,8 +207,11 @@ def _field_lines(data: Data, found: _Found) -> Iterable[str]:
         yield f"{name}: {', '.join(f'{kind} {count:,}' for kind, count in kinds.most_common())}"
 
 
-def _text_lines(data: Data, found: _Found) -> Iterable[str]:
+def _text_lines(path: Path, data: Data, found: _Found) -> Iterable[str]:
     texts = [(number, value) for number, value in found.values(data.text_key) if isinstance(value, str)]
+    if is_csv(path) and len(found.names()) == 1 and re.search("[;\t]", found.names()[0]):
+        yield f"none: {_NO_COMMAS}"
+        return
     if not texts:
         others = [name for name in found.names() if any(isinstance(value, str) for _, value in found.values(name))]
         yield f"none under {data.text_key!r}; fields with text: {others}. Give --text-key."
@@ -300,7 +304,9 @@ class _Declared:
         values = [] if key is None else [value for _, value in found.values(key) if _is_label(value)]
         as_text = data.labels_as_text or any(label_text(value) is not value for value in values)
         counts = Counter(label_text(value) for value in values)
-        labels = data.labels or tuple(sorted(label for label in counts if _may_be_declared(label))) or None
+        sized = tuple(map(str, data.public_size)) if isinstance(data.public_size, Mapping) else ()
+        found_labels = tuple(sorted(label for label in counts if _may_be_declared(label)))
+        labels = data.labels or sized or found_labels or None
         size = data.public_size or _size_of(data, found, labels)
         declaration = make_declaration(
             dataset_id=data.dataset_id or "private-examples",

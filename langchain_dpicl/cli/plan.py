@@ -202,13 +202,16 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     command.set_defaults(run=run)
 
 
-_NOT_REHEARSED = ("documents", "evolution", "training")
-"""The methods that have no rows, or no rehearsal of them."""
+_REHEARSED = ("voting", "retrieval", "pate")
+"""The methods whose rows vote, which is what a rehearsal measures."""
 
 
 def plan_output(arguments: argparse.Namespace) -> str:
     """Returns what the command prints."""
     settings = read_settings(arguments, methods=tuple(_PLANNERS))
+    if settings.guess.rehearsal is not None and settings.method not in _REHEARSED:
+        raise fail("--method", f"one of {list(_REHEARSED)} beside --rehearsal", settings.method, "Name it.")
+    _check_given(settings)
     return planned(settings, compares=not arguments.no_compare, as_json=arguments.json)
 
 
@@ -216,8 +219,6 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     """Returns the plan of a method in words or as JSON; reads no record and spends nothing."""
     sizes = settings.data.sizes()
     _check_declarable(settings, sizes)
-    if settings.guess.rehearsal is not None and settings.method in _NOT_REHEARSED:
-        raise fail("guess.rehearsal", f"no method among {list(_NOT_REHEARSED)}", settings.method)
     planner, in_words = _PLANNERS[settings.method]
     out = planner(settings, sizes, compares)
     if out["plan"]["epsilon"] > settings.share_epsilon:
@@ -225,6 +226,20 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
         found = round(out["plan"]["epsilon"], 4)
         raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
     return json.dumps(out, indent=2) if as_json else in_words(out)
+
+
+def _check_given(settings: Settings) -> None:
+    """Names all that a plan lacks at once."""
+    own_delta = getattr(settings.get("noise"), "delta", None)
+    given = {
+        "--public-size": settings.data.public_size,
+        "--epsilon": settings.budget.epsilon if settings.get("epsilon") is None else settings.get("epsilon"),
+        "--delta": settings.budget.delta if own_delta is None else own_delta,
+    }
+    if settings.method == "voting":
+        given["--max-queries"] = settings.get("max_queries")
+    if missing := [flag for flag, value in given.items() if value is None]:
+        raise ConfigurationError(f"{', '.join(missing)}: expected a value, found none. `dpicl plan --help` shows them.")
 
 
 def _check_declarable(settings: Settings, sizes: Sizes) -> None:

@@ -36,7 +36,7 @@ from langchain_dpicl.cli.spending import (
     say_report,
     share_of,
 )
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.privacy._validate import check_choice, fail
 
@@ -550,7 +550,13 @@ def _run(
         # A field that is declared leaves the declaration as it is, so that other components share the data set.
         text_key=data.text_key if arguments.by is None or arguments.by in (data.fields or ()) else arguments.by,
     )
-    private = private_examples(dataclasses.replace(settings, data=data))
+    try:
+        private = private_examples(dataclasses.replace(settings, data=data))
+    except RecordError as error:
+        if data.text_key == settings.data.text_key:
+            raise
+        # The field of --by is read as the text; the message quotes no record.
+        raise RecordError(str(error).replace("give text_key=", "give --by")) from None
     if noise.delta is None:
         noise = noise.replace(delta=settings.budget.delta)
     paid = {**settings.only("component"), **share_of(settings), "budget": budget, "noise": noise}

@@ -104,6 +104,28 @@ def test_a_field_of_labels_that_no_record_has_is_a_fault(check: Any, tmp_path: P
     assert "refused  the whole file: no record has a label under 'label'" in out
 
 
+def test_labels_of_declared_sizes_are_the_declared_ones(
+    check: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "r.jsonl", [{"text": "a"}] * 3)
+    sizes = ("--set", "data.public_size={card=50, wire=50}")
+    out = check(path, "--label-key", "queue", *sizes, code=1)
+    assert "refused  3: expected text under 'queue'; a record has none. If it has another name, give label_key=." in out
+    assert 'labels = ["card", "wire"]\n         public_size = {"card" = 50, "wire" = 50}' in out
+    assert "'card': declared, and no record has it" in out
+    assert main(["check", str(path), *sizes]) == 2
+    assert "label_key: expected the field that holds the label, since labels are declared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_cells_between_other_signs_than_commas_are_named(check: Any, tmp_path: Path, sign: str) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(f"text{sign}queue\na{sign}card\n")
+    out = check(path, code=1)
+    assert "texts    none: expected cells between commas, found another sign between the names of the first line" in out
+    assert "--text-key" not in out
+
+
 def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) -> None:
     good = {"text": "a", "queue": "card", "user": "u"}
     records = [
@@ -119,9 +141,10 @@ def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) ->
     for line in (
         "1: expected text under 'text'; a record has none. (line 2)",
         "1: expected a declared label under 'queue'; a record has another. Declare every label that occurs. (line 3)",
-        "1: expected text or an integer under 'user'; a record has neither. (line 4)",
+        "1: expected text or an integer under 'user'; a record has neither. Write str(...) around it. (line 4)",
         "1: expected text under 'text'; a record has a value of another type. (line 5)",
-        "1: expected every record to be text, a mapping or a Document; one is none of them. (line 6)",
+        "1: expected every record to be text, a mapping or a Document; one is none. Make a dict of each,",
+        "as dataclasses.asdict and model_dump do. (line 6)",
         "'other': 1 (not declared)",
     ):
         assert line in out

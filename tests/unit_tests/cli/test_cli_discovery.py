@@ -45,6 +45,16 @@ def test_unknown_values_are_found_saved_and_recomputed(
     assert CANARY not in said.out + said.err + out.read_text()
 
 
+@pytest.mark.parametrize("more", [(), ("--words",)])
+def test_a_field_that_no_record_has_is_named_by_its_flag(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    assert discover(films, "--by", "directr", *more, "--out", str(tmp_path / "out.json")) == 2
+    said = capsys.readouterr().err
+    assert "expected text under 'directr'; a record has none. If it has another name, give --by." in said
+    assert CANARY not in said
+
+
 def test_declared_values_and_units_are_counted(films: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out.json")
     assert discover(films, "--by", "director", "--value", "Greta Gerwig", "--value", "no", "--out", out, "--quiet") == 0

@@ -135,4 +135,15 @@ def test_what_was_not_rehearsed_is_refused(
 
 def test_a_generation_has_nothing_of_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TERMS, "--no-compare", "--rehearsal", file]) == 2
-    assert "guess: expected agreement and public_agreement for a generation" in capsys.readouterr().err
+    assert "--method: expected one of ['voting', 'retrieval', 'pate'] beside --rehearsal" in capsys.readouterr().err
+
+
+def test_a_rehearsal_alone_is_asked_for_everything_else_at_once(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--rehearsal", file]) == 2
+    assert "--method: expected one of ['voting', 'retrieval', 'pate'] beside --rehearsal, found 'generation'." in (
+        capsys.readouterr().err
+    )
+    assert main(["plan", "--method", "voting", "--rehearsal", file]) == 2
+    assert "dpicl: --public-size, --epsilon, --delta, --max-queries: expected a value, found none." in (
+        capsys.readouterr().err
+    )

@@ -290,4 +290,4 @@ def test_an_origin_beside_a_rehearsal_is_refused(rehearsed: Path, capsys: pytest
 def test_a_plan_of_another_method_refuses_a_rehearsal(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--method", "evolution", "--rehearsal", str(rehearsed), "--public-size", "3000", "--epsilon", "1"]
     assert main(["plan", *given, "--delta", "1e-6"]) != 0
-    assert "guess.rehearsal: expected no method among" in capsys.readouterr().err
+    assert "--method: expected one of ['voting', 'retrieval', 'pate'] beside --rehearsal" in capsys.readouterr().err
