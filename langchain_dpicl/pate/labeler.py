@@ -139,6 +139,13 @@ class InputTemplate:
             raise fail("public_inputs", f"a dict with {list(names)}", f"{missing} missing")
         return {name: public_text(f"public_inputs[{name!r}]", public_input[key]) for name, key in keys.items()}
 
+    def asked_of(self, public_input: Any) -> Fields:
+        """Returns the fields of an input that the teachers label; a blank one would cost as much as any other."""
+        fields = self.fields_of(public_input)
+        if not any(text.strip() for text in self.query_of(fields)):
+            raise fail("public_inputs", "inputs with text", "a blank one", "Nothing was charged.")
+        return fields
+
     def query_of(self, fields: Mapping[str, str]) -> Query:
         """Returns the query that asks for the label of a public input."""
         return tuple(fields[field] for field in self.field_of.values())
@@ -151,7 +158,7 @@ class InputTemplate:
         """Returns the distinct inputs as waiting entries: equal inputs are charged once."""
         if isinstance(inputs, str | Mapping) or not isinstance(inputs, Iterable):
             raise fail("public_inputs", "a list of inputs", type(inputs).__name__)
-        every = [self.fields_of(public_input) for public_input in inputs]
+        every = [self.asked_of(public_input) for public_input in inputs]
         distinct = {key_of(fields): fields for fields in reversed(every)}  # of equal inputs the first is kept
         return [
             PoolEntry(fields=distinct[key], label=None, status="waiting") for key in dict.fromkeys(map(key_of, every))
@@ -672,7 +679,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def _item_of(self, public_input: Any) -> PoolItem:
         """Returns the item of an input, which is appended if it is new."""
-        fields = self.inputs.fields_of(public_input)
+        fields = self.inputs.asked_of(public_input)
         with self._growing:
             if (key := key_of(fields)) not in self._known:
                 self._known[key] = PoolItem(PoolEntry(fields=fields, label=None, status="waiting"))

@@ -732,7 +732,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         if kwargs:
             raise fail("invoke", "no further arguments", sorted(kwargs))
         query = self.wording.query(value)
-        self._check_length(query)
+        self._check_query(query)
         tenant = self.tenants.of(config)
         calls_at_once(config)
         try:
@@ -747,8 +747,10 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         finally:
             self._tick()
 
-    def _check_length(self, query: Query) -> None:
-        """Refuses a long query before any model call: every row would contain it."""
+    def _check_query(self, query: Query) -> None:
+        """Refuses a query that asks nothing, or a long one, which every row would contain, before any model call."""
+        if not any(text.strip() for text in query):
+            raise fail("input", "a query with text", "a blank one", "Nothing was charged.")
         most = self.private.max_chars if self.max_query_chars is None else self.max_query_chars
         if (length := sum(map(len, query))) > most:
             raise fail(
@@ -832,8 +834,10 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             return  # its message is complete: the share is not involved
         price = f"epsilon {self.share.epsilon:.4g} at delta {self.share.delta:.4g}"
         advice = "Build another component for more, or take Serving(on_exhausted='zero_shot')."
-        queries = f"{self.plan.max_queries} queries" if self._most == self.plan.max_queries else "queries of one window"
-        error.args = (f"{error.args[0]} Its {queries} cost {price} together. {advice}",)
+        most = self.plan.max_queries
+        queries = "queries of one window cost" if self._most != most else f"{most} queries cost"
+        paid = f"Its one query cost {price}" if self._most == most == 1 else f"Its {queries} {price} together"
+        error.args = (f"{error.args[0]} {paid}. {advice}",)
 
     def _read_memo(self, tenant: Tenant, query: Query) -> Any:
         """Returns the cached outcome of this query for the tenant, or None."""

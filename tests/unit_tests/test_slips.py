@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 import langchain_dpicl as dpicl
@@ -25,6 +26,7 @@ from langchain_dpicl import (
     EmbeddedLLM,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
+    PromptPATEExampleSelector,
 )
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -49,7 +51,7 @@ class Queue(Enum):
     CARD = "card"
 
 
-class Topic(str, Enum):
+class Topic(str, Enum):  # noqa: UP042  as older code has it; `str` shows a member of it by its name
     SPORT = "sport"
     TECH = "tech"
 
@@ -465,13 +467,31 @@ def test_a_template_that_no_prompt_can_use_is_refused_before_it_is_paid_for(slip
     assert budget.remaining_epsilon == budget.epsilon
 
 
+@pytest.mark.parametrize("blank", ["", " \n", HumanMessage([{"type": "image_url", "image_url": {"url": "a"}}]), []])
+def test_a_query_that_asks_nothing_costs_nothing(blank: Any) -> None:
+    asked = voter()
+    with pytest.raises(ConfigurationError, match="input: expected"):
+        asked.invoke({"input": blank})
+    with pytest.raises(ConfigurationError, match="input: expected"):
+        asyncio.run(asked.ainvoke(blank))
+    assert asked.queries_left == 2
+
+
+def test_a_blank_text_is_not_labelled() -> None:
+    given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0, "component": "labels"}
+    wording = {"example_prompt": ROW, "suffix": QUERY}
+    with pytest.raises(ConfigurationError, match="public_inputs: expected inputs with text, found 'a blank one'"):
+        PromptPATEExampleSelector.from_private_examples(declared(), public_inputs=["a", " "], **given, **wording)
+    assert given["budget"].remaining_epsilon == 4.0
+
+
 def test_members_of_an_enumeration_of_texts_are_their_texts() -> None:
     rows = [{"text": f"article {n}", "label": (Topic.SPORT, Topic.TECH)[n % 2], "user": Topic.TECH} for n in range(40)]
     private = declared(records=rows, labels=tuple(Topic), public_size=400, unit_key="user")
     assert private.labels == ("sport", "tech")
     assert [type(label) for label in private.labels or ()] == [str, str]
     assert voter(private).invoke("x") in {"sport", "tech"}
-    assert declared(public_size={topic: 1_700 for topic in Topic}, labels=tuple(Topic), records=rows).public_size == {
+    assert declared(public_size=dict.fromkeys(Topic, 1_700), labels=tuple(Topic), records=rows).public_size == {
         "sport": 1_700,
         "tech": 1_700,
     }

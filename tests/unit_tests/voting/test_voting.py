@@ -274,7 +274,7 @@ def test_a_query_too_many_is_refused_with_what_is_left() -> None:
     with pytest.raises(PrivacyBudgetExceededError) as refusal:
         made.invoke("two")
     assert (refusal.value.requested, refusal.value.remaining) == (1, 0)
-    assert "Its 1 queries cost epsilon 2e+04 at delta 2e-05 together" in str(refusal.value)
+    assert "Its one query cost epsilon 2e+04 at delta 2e-05. Build" in str(refusal.value)
     assert "zero_shot" in str(refusal.value)
 
 

@@ -207,7 +207,6 @@ def test_an_obeyed_injection_is_one_vote(design: str, monkeypatch: pytest.Monkey
 # --- hostile queries --------------------------------------------------------------------------------------------------
 
 QUERIES = {
-    "empty": "",
     "megabyte": "why " * 250_000,
     "braces": "{text} {answer} {input} {0} {{x}} {x!r}",
     "templates": "%s %(text)s ${HOME} {{ 7*7 }} {% raw %}",
