@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       An exit code of `langchain_dpicl.cli.parser`; what is not 0 is explained on stderr. Anything unforeseen is
       raised.
     """
+    _open_missing_streams()
     typed = sys.argv[1:] if argv is None else argv
     parser = _parser(typed)
     arguments = parser.parse_args(typed)
@@ -67,6 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return BAD_INPUT
     return explain(lambda: arguments.run(arguments), typed, quiet=getattr(arguments, "quiet", False))
+
+
+def _open_missing_streams() -> None:
+    """Opens nothing in place of a stream that the shell closed (`>&-`), before a file of ours takes its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  until the process ends
 
 
 def explain(run: Callable[[], int], typed: Sequence[str], *, quiet: bool) -> int:

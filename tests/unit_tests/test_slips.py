@@ -37,6 +37,7 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
+from langchain_dpicl.streams import PrivateStream
 
 CANARY = "zx-slip-canary-83"
 MOST_WORDS = 60
@@ -288,6 +289,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: PrivateExamples(ARTICLES, lable_key="label", public_size=1_700),  # type: ignore[call-arg]
         ConfigurationError,
         r"PrivateExamples: .* Did you mean 'label_key'\? Build it with PrivateExamples\(records, public_size=",
+    ),
+    "a typo in a stream": (
+        lambda: PrivateStream(dataset_id="t", time_key="at", unit_key="u", public_size={7: 900}, lable_key="label"),  # type: ignore[call-arg]
+        ConfigurationError,
+        r"PrivateStream: .* Did you mean 'label_key'\? Build it with PrivateStream\(dataset_id=",
     ),
     "a typo in a model": (
         lambda: ChatEmbedded(max_tokns=4),  # type: ignore[call-arg]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
-from langchain_dpicl._opaque import Opaque, run_guarded
+from langchain_dpicl._opaque import Opaque, run_guarded, tells_how_to_build
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail
 from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
@@ -46,6 +46,7 @@ _Dated: TypeAlias = dict[tuple[float, str], Record]
 """Records by their time and canonical text, which put those of one person in one order, whichever way they came."""
 
 
+@tells_how_to_build()
 class PrivateStream(Opaque):
     """Private records that go on arriving. Each belongs to the block of its own time; releases read ranges of blocks.
 

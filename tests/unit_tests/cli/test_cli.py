@@ -883,6 +883,25 @@ class TestAnInterruptedRun:
         assert "Broken pipe" not in done.stderr
         assert len(ReleasedDemonstrations.load(out).examples) == 2
 
+    @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+    def test_a_stream_that_the_shell_closed_does_not_stop_it(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+    ) -> None:
+        out = tmp_path / "out.json"
+        monkeypatch.setattr(sys, closed, None)
+        assert generate(str(records), str(out)) == 0
+        assert len(ReleasedDemonstrations.load(out).examples) == 2
+        getattr(sys, closed).close()
+
+    def test_a_question_to_a_closed_terminal_is_answered_with_yes_in_advance(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        (path := tmp_path / "public.jsonl").write_text(json.dumps({"text": "a", "label": "b"}) + "\n")
+        monkeypatch.setattr(sys, "stdin", None)
+        assert main(["rehearse", str(path)]) == 2
+        assert capsys.readouterr().err.startswith("dpicl: ")
+        sys.stdin.close()
+
     def test_a_stdout_without_unicode_still_gets_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         written = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
