@@ -778,6 +778,12 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
     def _events(self, config: RunnableConfig | None) -> RunEvents:
         return super()._events(config or self._writer.config)
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a demonstration, that of the text first."""
+        text_key, label_key = self._private.text_key, self._private.label_key
+        return (text_key,) if label_key is None else (text_key, label_key)
+
     def _give_back(self, item: Population, events: RunEvents) -> None:
         if item.reservation is not None and item.reservation.unburnt:
             back = item.reservation.give_back()

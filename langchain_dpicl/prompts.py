@@ -388,11 +388,14 @@ class ReleasedPrompt(HidesInput):
     ) -> Self:
         """Returns the template without demonstrations; checks it and the run before that releases more."""
         from langchain_dpicl.evolution import PrivateEvolution
+        from langchain_dpicl.generation.decoding_loop import check_example_prompt
         from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 
         if not isinstance(run, DemonstrationSynthesizer | PrivateEvolution):
             raise fail("run", "a DemonstrationSynthesizer or PrivateEvolution", type(run).__name__)
-        return cls._without_examples(example_prompt, prefix, suffix, fields)
+        made = cls._without_examples(example_prompt, prefix, suffix, fields)
+        check_example_prompt(vars(made)["example_prompt"], run.fields, text_key=run.fields[0])
+        return made
 
     @classmethod
     def _without_examples(

@@ -839,6 +839,12 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
     afrom_private_examples = awaitable(from_private_examples)
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a demonstration, that of the text first."""
+        wording = self._script.wording
+        return (wording.text_key,) if wording.label_key is None else (wording.text_key, wording.label_key)
+
+    @property
     def demonstrations(self) -> list[dict[str, str]]:
         """The demonstrations released so far (public)."""
         return [self._example(draft) for draft in self._written()]

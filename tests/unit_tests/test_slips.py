@@ -21,6 +21,7 @@ import langchain_dpicl as dpicl
 from langchain_dpicl import (
     Budget,
     ChatEmbedded,
+    DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     DPVotingRunnable,
     EmbeddedLLM,
@@ -471,6 +472,20 @@ def test_a_template_that_no_prompt_can_use_is_refused_before_it_is_paid_for(slip
     with pytest.raises(ConfigurationError, match=slip):
         prompt(budget=budget, **{slip: "no {text"})
     assert budget.remaining_epsilon == budget.epsilon
+
+
+@pytest.mark.parametrize("example", ["A: {article}\nTopic: {label}", "Topic: {label}"])
+def test_a_run_is_not_paid_for_where_no_template_can_show_it(example: str) -> None:
+    run = DemonstrationSynthesizer.from_private_examples(
+        declared(), llm=EmbeddedLLM(), budget=handler(), epsilon=1.0, max_tokens=1
+    )
+    for make in (
+        DPFewShotPromptTemplate.from_run,
+        lambda *a, **k: asyncio.run(DPFewShotPromptTemplate.afrom_run(*a, **k)),
+    ):
+        with pytest.raises(ConfigurationError, match="example_prompt: expected"):
+            make(run, example_prompt=example, suffix=QUERY)
+    assert len(run.result.examples) == 0
 
 
 @pytest.mark.parametrize("blank", ["", " \n", HumanMessage([{"type": "image_url", "image_url": {"url": "a"}}]), []])
