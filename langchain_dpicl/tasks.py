@@ -155,11 +155,25 @@ def public_text(name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
+    if unread := _unread(value):
+        raise fail(name, "text alone", unread, "A row is a prompt of text: say it in words.")
     text = _content(value)
     if text is None:
         expected = "text, a message, a prompt value, a document, or a list of these"
         raise fail(name, expected, type(value).__name__)
     return text
+
+
+_UNREAD = frozenset({"audio", "document", "file", "image", "image_url", "input_audio", "media", "video"})
+"""Kinds of content of a message that hold a part of what is asked, which its text leaves out."""
+
+
+def _unread(value: Any) -> list[str]:
+    """Returns the kinds of content of messages that are no text."""
+    messages = value.to_messages() if isinstance(value, PromptValue) else [value]
+    blocks = [block for each in messages if isinstance(each, BaseMessage) for block in each.content]
+    kinds = [block.get("type") for block in blocks if isinstance(block, dict)]
+    return [kind for kind in kinds if kind in _UNREAD]
 
 
 def _content(value: Any) -> str | None:

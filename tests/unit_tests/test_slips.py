@@ -488,7 +488,17 @@ def test_a_run_is_not_paid_for_where_no_template_can_show_it(example: str) -> No
     assert len(run.result.examples) == 0
 
 
-@pytest.mark.parametrize("blank", ["", " \n", HumanMessage([{"type": "image_url", "image_url": {"url": "a"}}]), []])
+@pytest.mark.parametrize("kind", ["image_url", "file"])
+def test_a_query_is_not_answered_without_its_picture(kind: str) -> None:
+    asked, said = voter(), HumanMessage([{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "a"}}])
+    for query in (said, [said], ChatPromptTemplate.from_messages([said]).invoke({})):
+        with pytest.raises(ConfigurationError, match=rf"input: expected text alone, found \['{kind}'\]\. A row is"):
+            asked.invoke(query)
+    assert asked.queries_left == 2
+    assert asked.invoke(HumanMessage([{"type": "text", "text": "what is this?"}])) in TOPICS
+
+
+@pytest.mark.parametrize("blank", ["", " \n", HumanMessage([]), []])
 def test_a_query_that_asks_nothing_costs_nothing(blank: Any) -> None:
     asked = voter()
     with pytest.raises(ConfigurationError, match="input: expected"):
