@@ -272,7 +272,9 @@ def _expected(line: Any) -> str:
     if isinstance(context.get("error"), ConfigurationError):
         return str(context["error"])
     said = str(line["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list of texts")
-    return f"a number {said}" if said.startswith(("greater", "less")) else said
+    said = f"a number {said}" if said.startswith(("greater", "less")) else said
+    is_of_item = bool(line["loc"]) and isinstance(line["loc"][0], int)
+    return f"a list, each item {said}" if is_of_item else said
 
 
 def _equals(value: Any, default: Any) -> bool:

@@ -25,6 +25,7 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPVotingRunnable,
     EmbeddedLLM,
+    FewShotTask,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     PromptPATEExampleSelector,
@@ -186,6 +187,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: prompt(prefix=None),
         ConfigurationError,
         r"prefix: expected text or a PromptTemplate .* found 'NoneType'",
+    ),
+    "a wording that is a text": (
+        lambda: FewShotTask(wordings=["Article: {input}"]),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"FewShotTask\.wordings: expected a list, each item an instance of FewShotTask, found list\.",
     ),
     "no call at a time": (
         lambda: voter().invoke("x", {"max_concurrency": 0}),
