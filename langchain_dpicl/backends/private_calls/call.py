@@ -458,6 +458,8 @@ class SilentModel:
             else:
                 reply = await self._run_attempt(request, retry)
                 is_lost = reply.fault == "loop"
+                if is_lost:
+                    continue  # which is no attempt: whether there was one depends on what ran before in this process
             wait = retry.wait(reply, attempt=attempt)
             if wait is None:
                 return self._final(reply, request)
