@@ -386,12 +386,14 @@ class _Here:
     """The process that one process of the application has started; neither pipes nor threads survive a fork.
 
     Attributes:
-      failed_starts: in a row, for public calls alone: how many starts private rows try depends on how many rows there
-        are, and so decides nothing that others see.
+      failed_starts: of the shared process, in a row, for public calls alone: how many starts private rows try, and
+        whether public calls need a spare process, depends on the rows, and so decides nothing that others see.
+      spare_turn: one spare process starts at a time: a crash may leave many calls that need one.
     """
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
+        self.spare_turn = threading.Lock()
         self.connection: Connection | None = None
         self.failed_starts = 0
 
@@ -422,13 +424,19 @@ class Client:
         with here.turn:
             self._check_open()
             if here.connection is None or here.connection.is_lost:
-                here.connection = self.started(is_public=is_public)
+                try:
+                    here.connection = self.started()
+                except DPICLError:
+                    here.failed_starts += is_public
+                    raise
                 if self._is_closed:  # between the check in `started` and here
                     here.connection.kill()
             self._check_open()
+            if is_public:  # whoever started it: private rows may have
+                here.failed_starts = 0
             return here.connection
 
-    def started(self, *, is_public: bool) -> Connection:
+    def started(self) -> Connection:
         """Returns a new process, which has made its model; see `connected`."""
         here = self._here()
         self._check_open()
@@ -448,9 +456,8 @@ class Client:
             connection.kill()
             self._check_open()
         if answer.kind == "done":
-            here.failed_starts, self._was_started = 0 if is_public else here.failed_starts, True
+            self._was_started = True
             return connection
-        here.failed_starts += is_public
         connection.kill()
         if answer.error is not None and not self._was_started:
             raise bare(answer.error)
@@ -478,6 +485,8 @@ class Client:
         try:
             connection = self.connected(is_public=is_public) if spare is None else spare.connected()
         except ModelCallError:
+            if is_public:
+                raise
             return LOST
         limit = concurrency_limit()
         return connection.wait({**compose(connection), "limit": limit}, self._seconds(rows, limit))
@@ -499,7 +508,11 @@ class Client:
                 start = partial(self.connected, is_public=is_public) if spare is None else spare.connected
                 connection = await run_in_thread(start)
             except ModelCallError:
+                if is_public:
+                    raise
                 return LOST
+        elif is_public and spare is None:
+            here.failed_starts = 0
         limit = concurrency_limit()
         message = {**compose(connection), "limit": limit, "awaited": True}
         return await connection.await_answer(message, self._seconds(rows, limit))
@@ -511,7 +524,7 @@ class Client:
             seconds = max(START_SECONDS, self._row_seconds)
             answer = self.connected().wait(asked, seconds)
             if answer.kind == "lost":  # perhaps by a private row of another component; see `ProcessEngine`
-                spare = Spare(self, is_public=True)
+                spare = Spare(self)
                 try:
                     answer = spare.connected().wait(asked, seconds)
                 finally:
@@ -555,15 +568,10 @@ class Spare:
     """A process for rows and public calls that were under way when the shared one ended: each is alone in it.
 
     A row that ends its process must not take others along, whatever else is asked meanwhile.
-
-    Args:
-      client: whose model it makes.
-      is_public: whether it is for a public call.
     """
 
-    def __init__(self, client: Client, *, is_public: bool = False) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._is_public = is_public
         self._failed_starts = 0
         self.connection: Connection | None = None
 
@@ -573,7 +581,8 @@ class Spare:
             if self._failed_starts >= MOST_FAILED_STARTS:
                 raise ModelCallError("the private process failed to start for earlier rows")
             self._failed_starts += 1
-            self.connection = self._client.started(is_public=self._is_public)
+            with self._client._here().spare_turn:  # noqa: SLF001  its own module
+                self.connection = self._client.started()
             self._failed_starts = 0
         return self.connection
 

@@ -36,7 +36,8 @@ class ProcessEngine(Uncopyable):
       - Rows that were under way when the process ended are asked for again, once, each alone in another process: only
         those that end it once more, or are not answered in time, abstain. Nothing else of them is repeated. Behind 16
         tokens or more the engine may read them in larger steps, and then they agree up to rounding.
-      - Neither that a private row ended the process nor how many rows there are decides whether a public call raises.
+      - Neither that a private row ended the process nor how many rows there are decides whether a public call raises,
+        where another process can be started.
       - No prompt and no row is in an exception, a repr, or an attribute that is not opaque.
     """
 
@@ -99,7 +100,7 @@ class ProcessEngine(Uncopyable):
 
         A private row of somebody else may have ended the shared one: whether it did decides no error of this call.
         """
-        spare = Spare(self._client, is_public=True)
+        spare = Spare(self._client)
         try:
             answer: Answer = yield self._effect(compose, 1, spare, is_public=True)
         finally:

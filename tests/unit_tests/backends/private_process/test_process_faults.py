@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,8 +24,10 @@ import pytest
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_process import connection
+from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.backends.rows.rows import RowSource
+from langchain_dpicl.backends.sync_async import run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from langchain_dpicl.runs.answer_memo import traits_of
 from tests import process_models
@@ -205,6 +207,101 @@ class TestACrash:
             assert engine.complete([f"{reply} {SECRET}"], max_tokens=1) == [""]
             assert engine.complete(["text"], max_tokens=1) == ["read"]
         assert died == []
+
+
+class FakeConnection:
+    """A process that takes no time to start; `fails` says whether another one starts."""
+
+    fails = False
+    made: ClassVar[list[FakeConnection]] = []
+
+    def __init__(self) -> None:
+        self.is_lost = self.loses_calls = False
+        self.made.append(self)
+
+    def wait(self, message: Any, seconds: float) -> connection.Answer:
+        is_lost = self.fails if message["does"] == "start" else self.loses_calls
+        return connection.LOST if is_lost else connection.Answer("done", OpaqueValue({"name": "m", "answer": 1}))
+
+    async def await_answer(self, message: Any, seconds: float) -> connection.Answer:
+        return self.wait(message, seconds)
+
+    def kill(self) -> None:
+        self.is_lost = True
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessEngine]:
+    monkeypatch.setattr(connection, "Connection", FakeConnection)
+    monkeypatch.setattr(FakeConnection, "made", [])
+    yield ProcessEngine(connection.Client({}, name="m", retry=process_models.ONCE), "texts")
+    FakeConnection.fails = False
+
+
+class TestFailedStarts:
+    @staticmethod
+    def ask(engine: ProcessEngine, *, awaited: bool = False) -> Any:
+        asked = engine._public("top_tokens")
+        return asyncio.run(run_async(asked)) if awaited else run_sync(asked)
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_of_spare_processes_do_not_count_however_many_public_calls_a_crash_left(
+        self, fake: ProcessEngine, awaited: bool
+    ) -> None:
+        shared = FakeConnection.made[0]
+        shared.loses_calls = FakeConnection.fails = True
+        for _ in range(connection.MOST_FAILED_STARTS):
+            with pytest.raises(ModelCallError):
+                self.ask(fake, awaited=awaited)
+        shared.is_lost, FakeConnection.fails = True, False
+        assert self.ask(fake, awaited=awaited)["answer"] == 1
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    @pytest.mark.parametrize("rows", [0, 1])
+    def test_are_in_a_row_between_public_calls_whether_rows_started_the_process_or_a_call_did(
+        self, fake: ProcessEngine, rows: int, awaited: bool
+    ) -> None:
+        for _ in range(2):  # twice in a row, and then it works
+            FakeConnection.made[-1].is_lost = FakeConnection.fails = True
+            for _ in range(connection.MOST_FAILED_STARTS - 1):
+                with pytest.raises(ModelCallError):
+                    fake._client.connected()
+            FakeConnection.fails = False
+            for _ in range(rows):
+                run_sync(fake._rows("complete", [OpaqueValue("red")]))
+            assert self.ask(fake, awaited=awaited)["answer"] == 1
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_are_one_for_each_public_call_and_said(self, fake: ProcessEngine, awaited: bool) -> None:
+        FakeConnection.made[0].is_lost = FakeConnection.fails = True
+        for match in [*["ended as it started"] * connection.MOST_FAILED_STARTS, "3 times in a row"]:
+            with pytest.raises(ModelCallError, match=match):
+                self.ask(fake, awaited=awaited)
+        assert len(FakeConnection.made) == 1 + connection.MOST_FAILED_STARTS
+
+    def test_of_many_calls_that_a_crash_left_are_not_at_the_same_time(
+        self, fake: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        FakeConnection.made[0].loses_calls = True
+        inside, together, wait = list[int](), threading.Event(), FakeConnection.wait
+
+        def slow(self: FakeConnection, message: Any, seconds: float) -> connection.Answer:
+            if message["does"] == "start":
+                inside.append(1)
+                if len(inside) > 1:
+                    together.set()
+                together.wait(0.2)
+                inside.pop()
+            return wait(self, message, seconds)
+
+        monkeypatch.setattr(FakeConnection, "wait", slow)
+        threads = [threading.Thread(target=self.ask, args=(fake,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(FakeConnection.made) == 4
+        assert not together.is_set()
 
 
 @pytest.mark.usefixtures("quick_starts")
