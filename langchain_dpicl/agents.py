@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import ensure_config, merge_configs, var_child_runnable_config
 from typing_extensions import override
@@ -14,79 +14,73 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.runs.private_tool import CAPPED, SPENT, PrivateTool, budget_metadata, thread_tenant
 from langchain_dpicl.runs.query_runnable import QueryRunnable
 
-try:
+if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
-except ModuleNotFoundError as error:
-    if str(error.name).partition(".")[0] != "langchain":
-        raise
 
-    def __getattr__(name: str) -> Any:
-        if name != "DPVotingMiddleware":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        raise ConfigurationError("agents: expected the package langchain, found none. Install langchain-dpicl[agents].")
-
+    _Base = AgentMiddleware[Any, Any, Any]
 else:
+    _Base = object
 
-    class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
-        """Gives an agent a private voter as a tool, with an allowance per thread.
 
-        Formal guarantees:
-          - As of `PrivateTool`: the ledger counts the charged questions of each thread, and a refusal is a message that
-            the model can read.
-          - Each model call of the agent, and each question, carries in `config["metadata"]` what the budget stands at,
-            as `budget_metadata` says: limits and counts; never a question, an answer or anything that depends on
-            records.
-          - Where the config names no thread, the agent works and shows no allowance; the tool refuses.
-          - It keeps nothing in the agent's state: going back to an older checkpoint gives no allowance back.
+class DPVotingMiddleware(_Base):
+    """Gives an agent a private voter as a tool, with an allowance per thread.
 
-        Args:
-          component: a `DPVotingRunnable` or another component that answers queries. Give it a `memo`: an agent's runs
-            are repeated after failures, interrupts and in other processes.
-          name: of the tool.
-          description: what the model reads of it; None: what the component says.
-          queries_per_thread: charged questions of a thread; None: threads have no allowance of their own.
+    Formal guarantees:
+      - As of `PrivateTool`: the ledger counts the charged questions of each thread, and a refusal is a message that the
+        model can read.
+      - Each model call of the agent, and each question, carries in `config["metadata"]` what the budget stands at, as
+        `budget_metadata` says: limits and counts; never a question, an answer or anything that depends on records.
+      - Where the config names no thread, the agent works and shows no allowance; the tool refuses.
+      - It keeps nothing in the agent's state: going back to an older checkpoint gives no allowance back.
 
-        Raises:
-          ConfigurationError: an argument is out of range.
-        """
+    Args:
+      component: a `DPVotingRunnable` or another component that answers queries. Give it a `memo`: an agent's runs are
+        repeated after failures, interrupts and in other processes.
+      name: of the tool.
+      description: what the model reads of it; None: what the component says.
+      queries_per_thread: charged questions of a thread; None: threads have no allowance of their own.
 
-        def __init__(
-            self,
-            component: QueryRunnable[Any],
-            *,
-            name: str = "ask_private_examples",
-            description: str | None = None,
-            queries_per_thread: int | None = 5,
-        ) -> None:
-            super().__init__()
-            if not isinstance(component, QueryRunnable):
-                advice = "Leave wrappers (with_config, bind, with_retry) out: the tool has a config of its own."
-                raise fail("component", "a component that answers queries", type(component).__name__, advice)
-            self._tool = component.as_tool(name=name, description=description, queries_per_thread=queries_per_thread)
-            self.tools = [self._tool]
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
 
-        @property
-        @override
-        def name(self) -> str:
-            """Name of the middleware, one for each tool: an agent may have several."""
-            return f"{type(self).__name__}[{self._tool.name}]"
+    def __init__(
+        self,
+        component: QueryRunnable[Any],
+        *,
+        name: str = "ask_private_examples",
+        description: str | None = None,
+        queries_per_thread: int | None = 5,
+    ) -> None:
+        super().__init__()
+        if not isinstance(component, QueryRunnable):
+            advice = "Leave wrappers (with_config, bind, with_retry) out: the tool has a config of its own."
+            raise fail("component", "a component that answers queries", type(component).__name__, advice)
+        self._tool = component.as_tool(name=name, description=description, queries_per_thread=queries_per_thread)
+        self.tools = [self._tool]
 
-        @override
-        def wrap_model_call(
-            self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-        ) -> ModelResponse[Any]:
-            """Shows the budget in the metadata of the model's run."""
-            with _metadata_added(self._tool.standing(ensure_config())):
-                return handler(request)
+    @property
+    @override
+    def name(self) -> str:
+        """Name of the middleware, one for each tool: an agent may have several."""
+        return f"{type(self).__name__}[{self._tool.name}]"
 
-        @override
-        async def awrap_model_call(
-            self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-        ) -> ModelResponse[Any]:
-            """Async version of `wrap_model_call`."""
-            standing = await self._tool.astanding(ensure_config())
-            with _metadata_added(standing):
-                return await handler(request)
+    @override
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Shows the budget in the metadata of the model's run."""
+        with _metadata_added(self._tool.standing(ensure_config())):
+            return handler(request)
+
+    @override
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Async version of `wrap_model_call`."""
+        standing = await self._tool.astanding(ensure_config())
+        with _metadata_added(standing):
+            return await handler(request)
 
 
 @contextmanager
@@ -98,6 +92,26 @@ def _metadata_added(metadata: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         var_child_runnable_config.reset(token)
+
+
+if not TYPE_CHECKING:  # the class gets its base when it is first used: langchain loads much, and may be missing
+    _Middleware = globals().pop("DPVotingMiddleware")
+
+    def __getattr__(name: str) -> Any:
+        if name != "DPVotingMiddleware":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            from langchain.agents.middleware import AgentMiddleware
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] != "langchain":
+                raise
+        else:
+            made = type(name, (_Middleware, AgentMiddleware), {"__module__": __name__, "__doc__": _Middleware.__doc__})
+            return globals().setdefault(name, made)
+        raise ConfigurationError("agents: expected the package langchain, found none. Install langchain-dpicl[agents].")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
 __all__ = ["CAPPED", "SPENT", "DPVotingMiddleware", "PrivateTool", "budget_metadata", "thread_tenant"]

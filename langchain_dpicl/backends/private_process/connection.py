@@ -573,6 +573,7 @@ class Spare:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._failed_starts = 0
+        self._is_closed = False
         self.connection: Connection | None = None
 
     def connected(self) -> Connection:
@@ -584,10 +585,13 @@ class Spare:
             with self._client._here().spare_turn:  # noqa: SLF001  its own module
                 self.connection = self._client.started()
             self._failed_starts = 0
+            if self._is_closed:  # by a coroutine that was closed, while a thread went on to start it
+                self.connection.kill()
         return self.connection
 
     def close(self) -> None:
         """Ends the process."""
+        self._is_closed = True
         if self.connection is not None:
             self.connection.kill()
 

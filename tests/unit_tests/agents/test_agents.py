@@ -6,6 +6,7 @@ import copy
 import importlib
 import pickle
 import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -351,3 +352,15 @@ def test_without_langchain_the_middleware_says_what_to_install(monkeypatch: pyte
         _ = without.DPVotingMiddleware
     with pytest.raises(AttributeError):
         _ = without.Nothing
+
+
+def test_langchain_is_loaded_for_the_middleware_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "langchain_dpicl.agents")
+    for name in ("langchain", "langchain.agents", "langchain.agents.middleware"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # a version without what the middleware needs
+    with_another = importlib.import_module("langchain_dpicl.agents")
+    monkeypatch.setattr("langchain_dpicl.agents", agents)
+    assert with_another.PrivateTool is agents.PrivateTool
+    assert set(with_another.__all__) <= set(dir(with_another))
+    with pytest.raises(ImportError, match="AgentMiddleware"):
+        _ = with_another.DPVotingMiddleware

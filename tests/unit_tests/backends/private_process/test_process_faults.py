@@ -244,17 +244,17 @@ class TestFailedStarts:
         asked = engine._public("top_tokens")
         return asyncio.run(run_async(asked)) if awaited else run_sync(asked)
 
-    @pytest.mark.parametrize("awaited", [False, True])
-    def test_of_spare_processes_do_not_count_however_many_public_calls_a_crash_left(
-        self, fake: ProcessEngine, awaited: bool
-    ) -> None:
+    def test_of_spare_processes_do_not_count_however_many_public_calls_a_crash_left(self, fake: ProcessEngine) -> None:
         shared = FakeConnection.made[0]
-        shared.loses_calls = FakeConnection.fails = True
-        for _ in range(connection.MOST_FAILED_STARTS):
-            with pytest.raises(ModelCallError):
-                self.ask(fake, awaited=awaited)
+        shared.loses_calls = True
+        asked = [fake._public("top_tokens") for _ in range(connection.MOST_FAILED_STARTS)]
+        answers = [next(one).run() for one in asked]  # all of them were under way
+        FakeConnection.fails = True
+        for one, answer in zip(asked, answers, strict=True):
+            with pytest.raises(ModelCallError, match="ended as it started"):
+                one.send(answer).run()
         shared.is_lost, FakeConnection.fails = True, False
-        assert self.ask(fake, awaited=awaited)["answer"] == 1
+        assert self.ask(fake)["answer"] == 1
 
     @pytest.mark.parametrize("awaited", [False, True])
     @pytest.mark.parametrize("rows", [0, 1])
@@ -278,6 +278,19 @@ class TestFailedStarts:
             with pytest.raises(ModelCallError, match=match):
                 self.ask(fake, awaited=awaited)
         assert len(FakeConnection.made) == 1 + connection.MOST_FAILED_STARTS
+
+    def test_no_spare_process_outlives_a_call_that_was_given_up_as_it_started(
+        self, fake: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spare, started = connection.Spare(fake._client), fake._client.started
+
+        def given_up() -> connection.Connection:
+            spare.close()  # as a coroutine does that is closed, whose thread goes on
+            return started()
+
+        monkeypatch.setattr(fake._client, "started", given_up)
+        spare.connected()
+        assert FakeConnection.made[-1].is_lost
 
     def test_of_many_calls_that_a_crash_left_are_not_at_the_same_time(
         self, fake: ProcessEngine, monkeypatch: pytest.MonkeyPatch
