@@ -432,7 +432,7 @@ class Client:
                 if self._is_closed:  # between the check in `started` and here
                     here.connection.kill()
             self._check_open()
-            if is_public:  # whoever started it: private rows may have
+            if is_public:  # also where private rows started it
                 here.failed_starts = 0
             return here.connection
 
