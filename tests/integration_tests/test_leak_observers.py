@@ -6,6 +6,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,13 @@ class TestPlantedObservers:
     def test_one_that_delivers_the_rest_after_the_marker_is_waited_for(
         self, wire: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        clock = SimpleNamespace(monotonic=lambda: now[0], monotonic_ns=time.monotonic_ns, sleep=sleep)
+        monkeypatch.setattr(registry, "time", clock)
         monkeypatch.setattr(registry, "PATIENCE", 3.0)
         monkeypatch.setattr(registry, "QUIET", 0.8)
         first_of_ours: list[int] = []
@@ -113,8 +121,8 @@ class TestPlantedObservers:
 
         def is_late(number: int) -> bool:
             is_ours = bool(first_of_ours) and number >= first_of_ours[0]
-            now = time.monotonic()
-            return is_ours and registry.MARKER not in wire[number] and now - come.setdefault(number, now) < 0.4
+            passed = now[0] - come.setdefault(number, now[0])
+            return is_ours and registry.MARKER not in wire[number] and passed < 0.4
 
         def lines() -> list[str]:
             return [line for number, line in enumerate(wire) if not is_late(number)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -152,12 +151,12 @@ def test_a_flush_of_the_slow_disk_takes_its_time_in_every_process_and_is_shared(
     environment = bench_ledger.slow_disk(tmp_path)
     if isinstance(environment, str):
         pytest.skip(environment)
-    environment["SLOW_DISK_US"] = "100000"  # .1 s, above what a busy machine adds
+    environment["SLOW_DISK_US"] = "1000000"  # a second; one after the other, 64 flushes take a minute
     program = """if True:
         import os, sys, tempfile, threading, time
         with tempfile.TemporaryFile() as file:
             start = time.monotonic()
-            threads = [threading.Thread(target=call, args=[file.fileno()]) for call in [os.fsync, os.fdatasync] * 8]
+            threads = [threading.Thread(target=call, args=[file.fileno()]) for call in [os.fsync, os.fdatasync] * 32]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -166,6 +165,6 @@ def test_a_flush_of_the_slow_disk_takes_its_time_in_every_process_and_is_shared(
     """
     run = bench_ledger.subprocess.run
     done = run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert 0.1 <= float(done.stdout) < 1.6  # sixteen flushes one after the other take 1.6 s
-    alone = run([sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, check=True)
-    assert float(alone.stdout) < float(done.stdout)
+    assert 1.0 <= float(done.stdout) < 60.0
+    alone = [sys.executable, "-c", program]  # on a busy machine one may take long by itself, and hardly each of ten
+    assert any(float(run(alone, capture_output=True, text=True, check=True).stdout) < 1.0 for _ in range(10))

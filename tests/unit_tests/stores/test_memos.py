@@ -8,9 +8,11 @@ import pickle
 import shutil
 import sqlite3
 import stat
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,21 +194,31 @@ def test_a_memo_that_waits_for_others_holds_up_no_other_memo_and_no_fork(tmp_pat
             late.result()
 
 
-def test_those_who_wait_for_a_memo_wait_at_once(tmp_path: Path) -> None:
-    timeout = 2.0
-    locked = SQLiteMemo(tmp_path / "locked.db", timeout=timeout)
-    ends: list[float] = []
+def test_those_who_wait_for_a_memo_wait_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = SQLiteMemo(tmp_path / "locked.db", timeout=2.0)
+    waiting: set[int] = set()
+    patience, found = time.monotonic() + LONGEST, list[int]()
+
+    def wait_between_two_attempts(seconds: float) -> None:
+        waiting.add(threading.get_ident())
+        time.sleep(seconds)
+
+    def stands_still_until_all_wait() -> float:
+        return 0.0 if len(waiting) < 3 and time.monotonic() < patience else 100.0
+
+    clock = SimpleNamespace(monotonic=stands_still_until_all_wait, sleep=wait_between_two_attempts)
+    monkeypatch.setattr(beside_ledgers, "time", clock)
 
     def refused() -> None:
         with pytest.raises(MemoError, match="SQLITE_BUSY"):
             locked.remember(KEY, TOLD)
-        ends.append(time.monotonic())
+        found.append(len(waiting))
 
     with contextlib.closing(sqlite3.connect(locked.path, isolation_level=None)) as other, ThreadPoolExecutor(3) as pool:
         other.execute("BEGIN EXCLUSIVE")
         for late in [pool.submit(refused) for _ in range(3)]:
             late.result()
-    assert max(ends) - min(ends) < timeout  # one behind the other would be four seconds
+    assert found == [3] * 3  # one behind the other, the first would be refused before the others have begun
 
 
 def test_a_memo_whose_lock_is_given_back_in_time_goes_on(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class TestDeadlines:
             assert ask(CLIENTS[name](served), SOON, is_async=is_async) == Reply(fault="content")
             is_over = (name, manner) == ("requests", "early hints")  # http.client takes that for the answer
             assert is_over or 0.3 <= time.monotonic() - began < 60.0  # without them it would not end
-            assert served.arrived(1) == 1
+            assert served.arrived(1) <= 1  # none where a busy machine took all of the time to send it
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_public_call_says_which(self, *, is_async: bool) -> None:

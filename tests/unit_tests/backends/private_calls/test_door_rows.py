@@ -239,7 +239,7 @@ class TestTls:
         threading.Thread(target=drip, daemon=True).start()
         streams = httpcore._backends.sync
         wrapped = client.wrap_socket(left, server_hostname="localhost")
-        stream = streams.TLSinTLSStream(wrapped, client, "localhost", 5.0)
+        stream = streams.TLSinTLSStream(wrapped, client, "localhost", 60.0)
 
         def act(_: str) -> str:
             return str(stream.read(100, 30.0))

@@ -103,17 +103,21 @@ class TestRows:
         assert np.isfinite(after).all()
 
     def test_no_more_calls_are_in_flight_than_allowed(self) -> None:
-        lock, now, most = threading.Lock(), [0], [0]
+        lock, now, most, hoped, patience = threading.Lock(), [0], [0], [0], time.monotonic() + 60
 
         def hold(text: str) -> None:
             with lock:
                 now[0] += 1
                 most[0] = max(most[0], now[0])
+            while most[0] < hoped[0] and time.monotonic() < patience:  # on a busy machine they would miss each other
+                time.sleep(0.001)
             time.sleep(0.02)
             with lock:
                 now[0] -= 1
 
-        both(silent(ScriptedEmbeddings(before=hold), max_concurrency=3), *"abcdefgh")
+        made = silent(ScriptedEmbeddings(before=hold), max_concurrency=3)
+        hoped[0] = 3
+        both(made, *"abcdefgh")
         assert most == [3]
 
     async def test_awaited_texts_are_embedded_concurrently(self) -> None:
