@@ -43,11 +43,11 @@ def label(*more: str) -> int:
 def test_the_embedded_model_labels_public_inputs_and_saves_the_pool(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Rows that hold a text of the records answer it right: about 19 votes more for the label, under noise of 1.3.
-    (folder / "inputs.txt").write_text("my card was declined\nmy transfer is late\n")
+    # About one row in twenty is wrong about the first, hardly any about the second, under noise of 1.3: below 1e-6 in all.
+    (folder / "inputs.txt").write_text("my card is blocked\nmy transfer is late\n")
     assert label() == 0
     said, pool = capsys.readouterr(), LabelledPool.load(folder / "pool.json")
-    assert said.out.splitlines()[:2] == ["card\tmy card was declined", "transfer\tmy transfer is late"]
+    assert said.out.splitlines()[:2] == ["card\tmy card is blocked", "transfer\tmy transfer is late"]
     assert [entry.label for entry in pool.entries] == ["card", "transfer"]
     assert verify_report(pool).epsilon <= 8.0
     assert CANARY not in said.out + said.err + (folder / "pool.json").read_text()

@@ -46,12 +46,14 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_the_embedded_model_answers_questions_of_a_file_and_of_the_command_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Of 20 rows at most one in nineteen is wrong about any of these, under noise of 1.5: below 1e-6 in all.
+    (folder / "questions.txt").write_text("my card is blocked\n\nmy transfer is late\n")
     assert vote("--queries", "questions.txt", "--query", "is my\n card blocked?", "--out", "answers.jsonl") == 0
     said = capsys.readouterr()
     first, second, third, *report = said.out.splitlines()
     assert first.split("\t") == ["card", "is my card blocked?"]
-    assert second.split("\t") == ["card", CARD]
-    assert third.split("\t") == ["transfer", TRANSFER]
+    assert second.split("\t") == ["card", "my card is blocked"]
+    assert third.split("\t") == ["transfer", "my transfer is late"]
     assert any("query x 3" in line for line in report)
     assert [answer["label"] for answer in lines_of(folder / "answers.jsonl")] == ["card", "card", "transfer"]
     assert CANARY not in said.out + said.err + (folder / "answers.jsonl").read_text()

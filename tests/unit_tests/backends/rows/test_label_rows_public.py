@@ -417,7 +417,8 @@ class TestCallsInFlight:
 
     @pytest.mark.parametrize("limit", [None, 2])
     def test_are_those_of_the_engine_or_of_the_run(self, rows: LabelRows, limit: int | None) -> None:
-        FLIGHT["hoped"] = limit or 6
+        rows.request_public_rows([("one",)]).run()  # the probe, which is alone
+        FLIGHT.update(most=0, hoped=limit or 6)
         found = LimitConcurrency(rows.request_public_rows([(f"{place}",) for place in range(18)]), limit).run()
         assert found.tolist() == [[1.0, 0.0]] * 18
         assert FLIGHT["most"] == FLIGHT["hoped"]
