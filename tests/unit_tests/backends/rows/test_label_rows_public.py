@@ -394,7 +394,8 @@ class Counting(TextChat):
             FLIGHT["now"] += 1
             FLIGHT["most"] = max(FLIGHT["most"], FLIGHT["now"])
         patience = time.monotonic() + 60
-        while FLIGHT["most"] < FLIGHT["hoped"] and time.monotonic() < patience:
+        is_first = threading.current_thread() is threading.main_thread()  # the others begin when it has ended
+        while not is_first and FLIGHT["most"] < FLIGHT["hoped"] and time.monotonic() < patience:
             time.sleep(0.001)
         time.sleep(0.01)
         try:
@@ -417,8 +418,7 @@ class TestCallsInFlight:
 
     @pytest.mark.parametrize("limit", [None, 2])
     def test_are_those_of_the_engine_or_of_the_run(self, rows: LabelRows, limit: int | None) -> None:
-        rows.request_public_rows([("one",)]).run()  # the probe, which is alone
-        FLIGHT.update(most=0, hoped=limit or 6)
+        FLIGHT["hoped"] = limit or 6
         found = LimitConcurrency(rows.request_public_rows([(f"{place}",) for place in range(18)]), limit).run()
         assert found.tolist() == [[1.0, 0.0]] * 18
         assert FLIGHT["most"] == FLIGHT["hoped"]
