@@ -204,7 +204,7 @@ def test_those_who_wait_for_a_memo_wait_at_once(tmp_path: Path, monkeypatch: pyt
         time.sleep(seconds)
 
     def stands_still_until_all_wait() -> float:
-        return 0.0 if len(waiting) < 3 and time.monotonic() < patience else 100.0
+        return 0.0 if len(waiting) < 3 and time.monotonic() < patience else 100.0 + time.monotonic()
 
     clock = SimpleNamespace(monotonic=stands_still_until_all_wait, sleep=wait_between_two_attempts)
     monkeypatch.setattr(beside_ledgers, "time", clock)
