@@ -26,7 +26,7 @@ CANARY = "zebra-crossing-canary"
 LABELS = ("card", "transfer")
 FAST: dict[str, Any] = {"rows": Rows(units=20), "answers": LabelAnswers(calibrate=False)}
 LOUD: dict[str, Any] = {**FAST, "noise": Noise(multiplier=0.05), "epsilon": 2e4}
-"""Noise decides nothing: the majority of the sample wins."""
+"""Noise decides nothing: the majority of the sample wins, which is another than that of all with probability 1e-9."""
 
 DEAF: dict[str, Any] = {**FAST, "noise": Noise(multiplier=400.0), "epsilon": 1.0}
 """Every answer is a coin: two releases agree with a chance of a half, however often nobody was asked."""
@@ -71,7 +71,7 @@ class House:
         self.budget = self.opened()
 
     def examples(self, dataset_id: str = "tickets") -> PrivateExamples:
-        records = [{"text": f"{CANARY} {i}", "queue": "card" if i % 4 else "transfer"} for i in range(40)]
+        records = [{"text": f"{CANARY} {i}", "queue": "card" if i % 20 else "transfer"} for i in range(40)]
         return PrivateExamples(records, label_key="queue", labels=LABELS, public_size=40, dataset_id=dataset_id)
 
     def opened(self) -> PrivacyBudgetCallbackHandler:

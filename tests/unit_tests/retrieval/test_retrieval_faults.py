@@ -121,7 +121,7 @@ def test_a_child_answers_although_another_thread_had_its_turn_when_it_forked(tmp
     with made.filter.participants._gate:  # somebody else's turn, in a thread that the child does not have
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
+            signal.alarm(60)
             os._exit(votes(made.invoke("cough"))["yes"])
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
@@ -166,6 +166,7 @@ def test_who_comes_while_another_process_pays_takes_up_what_it_paid_for(
         return bought(self, *given)
 
     monkeypatch.setattr(IndividualFilter, "_bought", slow)
+    monkeypatch.setattr(filters, "_PATIENCE", 60.0)
     paying = threading.Thread(target=first.invoke, args=("cough",))
     paying.start()
     has_ticket.wait()

@@ -21,7 +21,7 @@ from langchain_dpicl.backends.sync_async import AskBeside, Effect, Outage, Publi
 from langchain_dpicl.exceptions import ModelCallError
 from tests.contracts.front_room import CANARY
 from tests.unit_tests.backends.rows.test_label_rows import private_things
-from tests.unit_tests.voting.test_voting import LABELS, voter
+from tests.unit_tests.voting.test_voting import LABELS, house, voter
 
 ROWS = 4  # with the public call fewer than the threads of an event loop on one core
 SOON = 60.0
@@ -82,7 +82,8 @@ def made(chat: Chat, **options: Any) -> DPVotingRunnable:
     engine = TextVoteBackend(chat, retry=RetryPolicy(max_attempts=1))
     given: dict[str, Any] = {
         "llm": engine,
-        "rows": Rows(slots=ROWS, shots=8),
+        "budget": house(adjacency="replace_one"),
+        "rows": Rows(slots=ROWS, shots=8, sampling="fixed"),  # no row is empty, which would read as a public prompt
         "serving": Serving(memo_size=0),
         "max_queries": 9,
     }
@@ -166,7 +167,10 @@ def test_with_public_first_an_outage_is_free(is_async: bool) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 8])
 def test_no_more_calls_are_in_flight_than_the_config_allows(limit: int, is_async: bool) -> None:
     chat = Chat(on_private=lambda: time.sleep(0.05), on_public=lambda: time.sleep(0.05))
-    assert ask(made(chat, rows=Rows(slots=12, shots=4)), {"max_concurrency": limit}, is_async=is_async) == "card"
+    assert (
+        ask(made(chat, rows=Rows(slots=12, shots=3, sampling="fixed")), {"max_concurrency": limit}, is_async=is_async)
+        == "card"
+    )
     in_flight = most = 0
     for _, event in chat.log:
         in_flight += 1 if event == "began" else -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -54,7 +55,8 @@ from tests.contracts.front_room import (
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 LABELS = ("card", "transfer")
-# Noise so small that the majority always wins; its cost is of no interest here.
+# Noise so small that the majority of a sample always wins; its cost is of no interest here. Each of forty units is in a
+# sample with probability one half: three of one label outvote 37 of the other, or are as many, with probability 1e-8.
 PLAIN = LabelAnswers(calibrate=False)
 SCORED = PLAIN.replace(scores=True)
 LOUD: dict[str, Any] = {"noise": Noise(multiplier=0.05), "epsilon": 2e4, "rows": Rows(units=20), "answers": PLAIN}
@@ -71,7 +73,7 @@ def engine(**options: Any) -> FakeBackend:
     return FakeBackend(copies_its_labels, vocabulary=[f" {label}" for label in LABELS], **options)
 
 
-def examples(cards: int = 30, transfers: int = 10, **options: Any) -> PrivateExamples:
+def examples(cards: int = 37, transfers: int = 3, **options: Any) -> PrivateExamples:
     texts = [("card", cards), ("transfer", transfers)]
     records = [{"text": f"{CANARY} {i}", "queue": queue} for queue, count in texts for i in range(count)]
     return PrivateExamples(records, label_key="queue", labels=LABELS, public_size=40, **options)
@@ -141,12 +143,12 @@ class TestContract(ChargingRunnableContract):
 
 
 def test_the_majority_wins_where_noise_is_nothing() -> None:
-    assert voter(examples(30, 10)).invoke("which?") == "card"
-    assert voter(examples(10, 30)).invoke("which?") == "transfer"
+    assert voter(examples(37, 3)).invoke("which?") == "card"
+    assert voter(examples(3, 37)).invoke("which?") == "transfer"
 
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
-@pytest.mark.parametrize("rows", [Rows(units=8), Rows(slots=8), Rows(slots=8, shots=3)])
+@pytest.mark.parametrize("rows", [Rows(units=20), Rows(slots=20), Rows(slots=8, shots=3)])
 @pytest.mark.parametrize("votes", ["hard", "soft"])
 def test_every_design_answers(mechanism: Any, rows: Rows, votes: Any) -> None:
     noise, answers = Noise(mechanism, multiplier=0.05), PLAIN.replace(votes=votes)
@@ -167,7 +169,7 @@ def test_no_records_at_all_run_the_same_path() -> None:
 
 
 def test_a_row_that_fails_votes_for_nothing() -> None:
-    private = examples(20, 20)
+    private = examples(12, 28)  # fewer than two of the 28 are in a sample with probability 1e-7
     made = voter(private, llm=engine(fail_rows_containing="queue: card"), answers=SCORED)
     scores = made.with_receipts().invoke("which?").scores
     assert scores is not None
@@ -220,7 +222,7 @@ def test_a_decision_by_text_alone_has_to_be_asked_for() -> None:
 
 
 def test_scores_are_noisy_votes_on_a_public_grid_with_a_receipt() -> None:
-    made = voter(examples(30, 10), answers=SCORED, max_queries=7)
+    made = voter(answers=SCORED, max_queries=7)
     result = made.with_receipts().invoke("which?")
     assert isinstance(result, VotingResult)
     assert result.scores is not None
@@ -587,26 +589,33 @@ def test_rows_of_a_query_keep_to_max_concurrency(limit: int, awaited: bool) -> N
         rows=Rows(slots=6),
         serving=Serving(memo_size=0),
     )
-    _Slow.most = 0
+    _Slow.most, _Slow.wanted = 0, limit
     config: Any = {"max_concurrency": limit}
     if awaited:
         asyncio.run(made.ainvoke("a", config))
     else:
         made.invoke("a", config)
     assert _Slow.most == limit
+    _Slow.wanted = 0
 
 
 class _Slow(FakeListChatModel):
-    """Counts, over all its copies, how many calls run at once."""
+    """Counts, over all its copies, how many calls run at once; each waits until as many did as are wanted."""
 
     now: ClassVar[int] = 0
     most: ClassVar[int] = 0
+    wanted: ClassVar[int] = 0
+    lock: ClassVar[threading.Condition] = threading.Condition()
 
     def _call(self, *args: Any, **kwargs: Any) -> str:
-        _Slow.now += 1
-        _Slow.most = max(_Slow.most, _Slow.now)
-        time.sleep(0.02)
-        _Slow.now -= 1
+        with _Slow.lock:
+            _Slow.now += 1
+            _Slow.most = max(_Slow.most, _Slow.now)
+            _Slow.lock.notify_all()
+            _Slow.lock.wait_for(lambda: _Slow.most >= _Slow.wanted, 60)
+        time.sleep(0.02)  # one too many gets in here
+        with _Slow.lock:
+            _Slow.now -= 1
         return "card"
 
 
