@@ -246,8 +246,9 @@ class TestOutages:
         vllm.script(FAULTS[fault])
         assert not backend.open(PROMPTS, []).score([b" a", b" the"]).any()
         assert not asyncio.run(backend.open(PROMPTS, []).ascore([b" a", b" the"])).any()
-        # Three attempts a row. One of 18 was missing once on a busy machine; a connection closed meanwhile would explain it.
-        assert 2 * len(PROMPTS) < len(vllm.received) <= 2 * 3 * len(PROMPTS)
+        # Three attempts a row, and one more of an async client that an event loop of another test left. One of 18 was
+        # missing once on a busy machine; a connection closed meanwhile would explain it.
+        assert 2 * len(PROMPTS) < len(vllm.received) <= (3 + 4) * len(PROMPTS)
         with pytest.raises(ModelCallError, match="a public call to loopback failed"):
             backend.top_tokens(PROMPTS[0], [], top_k=3)
         with pytest.raises(ModelCallError, match="a public call to loopback failed"):

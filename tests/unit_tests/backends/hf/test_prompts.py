@@ -455,6 +455,7 @@ class Synthesizer:
     def __init__(self, private, options):
         self.private, self.options, self.runs = private, options, []
         self.failures = type(self).failures
+        self.fields = (private.text_key, private.label_key)
 
     @classmethod
     def from_private_examples(cls, private, **options):

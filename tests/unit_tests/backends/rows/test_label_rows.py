@@ -22,7 +22,7 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests.contracts.backend import same_bits
 from tests.doubles import PanicError
-from tests.unit_tests.test_private_frames import locals_of_ours
+from tests.unit_tests.test_private_frames import OURS, locals_of_ours
 
 CANARY = "zx-label-canary"
 LABELS = ((" card",), (" cash", " coin"), (" fee",))
@@ -416,7 +416,7 @@ class TestAStop:
 
     def test_the_look_sees_private_text_where_there_is_some(self) -> None:
         names: dict[str, Any] = {}
-        exec(compile("def hold(text):\n    raise ValueError\n", "<langchain_dpicl, planted>", "exec"), names)  # noqa: S102
+        exec(compile("def hold(text):\n    raise ValueError\n", f"{OURS}planted.py", "exec"), names)  # noqa: S102
         with pytest.raises(ValueError) as caught:
             names["hold"]([CANARY])
         assert private_things(caught.value)
