@@ -54,6 +54,8 @@ DOORS: Mapping[str, str] = {
 DEMONSTRATIONS = "Returns the demonstrations that were released once. They cost nothing."
 BUDGET = "Shows what was promised, what is left, and what the tenant has used. It costs nothing."
 
+_HEALTH_S = 1.0
+"""Seconds for which the answer about the ledger's health stands."""
 _OUTAGE_S = 5
 """Seconds after which callers may ask again whether the ledger is back."""
 LEAST_KEY = 16
@@ -233,6 +235,8 @@ class Service:
         self._answering = {name: component.with_receipts() for name, component in self.doors.items()}
         self._rate = RateLimit(self.limits.queries_per_minute)
         self._metrics, self._on_refusal = metrics, on_refusal
+        self._look: asyncio.Future[Exception | None] | None = None  # the last one for `check`
+        self._looked = 0.0  # when it ended
 
     def close(self) -> None:
         """Closes the ledger; what is asked afterwards is refused."""
@@ -376,12 +380,26 @@ class Service:
         found = self.demonstrations
         return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
 
-    def check(self) -> None:
-        """Reads the ledger and its anchor, without which nothing private is answered."""
+    async def check(self) -> None:
+        """Reads the ledger and its anchor, without which nothing private is answered.
+
+        Anybody may ask: all who ask at once, or within a second, share one look, and none of them holds a thread.
+        """
+        last = self._look
+        if last is None or (last.done() and time.monotonic() - self._looked >= _HEALTH_S):
+            last = self._look = asyncio.ensure_future(self._look_at_ledger())
+        if (found := await asyncio.shield(last)) is not None:
+            raise self._refusal_of(found, "health") from None
+
+    async def _look_at_ledger(self) -> Exception | None:
+        """Returns why nothing can be charged now, without the words of the ledger, or None."""
         try:
-            self.budget.budget.check_ready()
-        except LedgerError:
-            raise self._refusal_of(LedgerError(""), "health") from None
+            await asyncio.to_thread(self.budget.budget.check_ready)
+        except Exception as error:  # noqa: BLE001  a task that nobody awaits would log it
+            return LedgerError("") if isinstance(error, LedgerError) else error
+        finally:
+            self._looked = time.monotonic()
+        return None
 
     def refuse(self, refused: RefusedError, **public: Any) -> RefusedError:
         """Notes a refusal that a protocol made, and returns it."""

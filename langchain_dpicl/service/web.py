@@ -172,8 +172,8 @@ def _budget(tenant: Asking, here: Here) -> dict[str, Any]:
 @public.get(
     "/health", summary="Whether the ledger and its anchor can be read, without which nothing private is answered."
 )
-def _health(here: Here) -> dict[str, str]:
-    here.service.check()
+async def _health(here: Here) -> dict[str, str]:
+    await here.service.check()
     return {"status": "ok"}
 
 

@@ -8,14 +8,17 @@ import contextlib
 import json
 import logging
 import sqlite3
+import threading
 import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi")
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import (
@@ -241,6 +244,7 @@ async def test_who_asks_too_often_is_told_when_to_ask_again(
 async def test_outages_are_503_and_charge_nothing(
     config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("langchain_dpicl.service.service._HEALTH_S", 0.0)
     async with asking(config, ledger) as client:
         assert await client.get("/health", None) == {"status": "ok"}
         kind = type(client.running.service.doors["ask"])
@@ -271,6 +275,7 @@ async def test_outages_are_503_and_charge_nothing(
 async def test_health_is_503_where_the_anchor_lets_no_question_be_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    monkeypatch.setattr("langchain_dpicl.service.service._HEALTH_S", 0.0)
     where, anchor = str(tmp_path / "budget.db"), tmp_path / "anchor.json"
     config = new_folder(tmp_path, monkeypatch, more=f'[service]\nledger_timeout = 300\nanchor = "{anchor}"\n')
     made = PrivacyBudgetCallbackHandler.create(where, epsilon=20.0, delta=1e-4, anchor=FileAnchor.new(anchor))
@@ -289,6 +294,30 @@ async def test_health_is_503_where_the_anchor_lets_no_question_be_answered(
         anchor.write_bytes(known)
         assert await client.get("/health", None) == {"status": "ok"}
     assert str(anchor) not in "".join(client.seen)
+
+
+async def test_many_callers_of_health_read_the_ledger_once(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langchain_dpicl.service.service._HEALTH_S", 3600.0)
+    looks, looking, may_go = [], threading.Event(), threading.Event()
+
+    def check_ready(self: Any) -> None:
+        looks.append(self)
+        looking.set()
+        may_go.wait()
+        raise LedgerUnavailableError(CANARY)
+
+    monkeypatch.setattr(Budget, "check_ready", check_ready)
+    async with asking(config, ledger) as client:
+        several = [asyncio.ensure_future(client.send("GET", "/health", None)) for _ in range(20)]
+        await asyncio.to_thread(looking.wait)
+        several.pop(0).cancel()
+        may_go.set()
+        answers = [*await asyncio.gather(*several), await client.send("GET", "/health", None)]
+        assert {answer.status_code for answer in answers} == {503}
+        assert len(looks) == 1
+        assert CANARY not in "".join(client.seen)
 
 
 async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answered(
