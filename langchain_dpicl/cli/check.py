@@ -209,7 +209,7 @@ def _field_lines(data: Data, found: _Found) -> Iterable[str]:
 
 def _text_lines(path: Path, data: Data, found: _Found) -> Iterable[str]:
     texts = [(number, value) for number, value in found.values(data.text_key) if isinstance(value, str)]
-    if is_csv(path) and len(found.names()) == 1 and re.search("[;\t]", found.names()[0]):
+    if not texts and is_csv(path) and len(found.names()) == 1 and re.search("[;\t]", found.names()[0]):
         yield f"none: {_NO_COMMAS}"
         return
     if not texts:

@@ -209,8 +209,7 @@ _REHEARSED = ("voting", "retrieval", "pate")
 def plan_output(arguments: argparse.Namespace) -> str:
     """Returns what the command prints."""
     settings = read_settings(arguments, methods=tuple(_PLANNERS))
-    if settings.guess.rehearsal is not None and settings.method not in _REHEARSED:
-        raise fail("--method", f"one of {list(_REHEARSED)} beside --rehearsal", settings.method, "Name it.")
+    _check_rehearsed(settings, "--method", "--rehearsal", "Name it.")
     _check_given(settings)
     return planned(settings, compares=not arguments.no_compare, as_json=arguments.json)
 
@@ -219,6 +218,7 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     """Returns the plan of a method in words or as JSON; reads no record and spends nothing."""
     sizes = settings.data.sizes()
     _check_declarable(settings, sizes)
+    _check_rehearsed(settings, "method", "guess.rehearsal")
     planner, in_words = _PLANNERS[settings.method]
     out = planner(settings, sizes, compares)
     if out["plan"]["epsilon"] > settings.share_epsilon:
@@ -226,6 +226,12 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
         found = round(out["plan"]["epsilon"], 4)
         raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
     return json.dumps(out, indent=2) if as_json else in_words(out)
+
+
+def _check_rehearsed(settings: Settings, method: str, rehearsal: str, advice: str = "") -> None:
+    """Refuses a rehearsal that the plan of a method would not read."""
+    if settings.guess.rehearsal is not None and settings.method not in _REHEARSED:
+        raise fail(method, f"one of {list(_REHEARSED)} beside {rehearsal}", settings.method, advice)
 
 
 def _check_given(settings: Settings) -> None:

@@ -126,6 +126,12 @@ def test_cells_between_other_signs_than_commas_are_named(check: Any, tmp_path: P
     assert "--text-key" not in out
 
 
+def test_a_field_with_a_semicolon_in_its_name_is_a_field(check: Any, tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text("note;text\nwhere is my card; and why\n")
+    assert "texts    1 of 25 characters" in check(path, "--text-key", "note;text")
+
+
 def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) -> None:
     good = {"text": "a", "queue": "card", "user": "u"}
     records = [

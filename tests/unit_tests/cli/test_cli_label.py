@@ -155,6 +155,11 @@ def test_the_model_of_a_folder_is_trained_for_the_task_of_the_settings(capsys: p
         ),
         ("label", ("--inputs", "inputs.txt"), "--out: expected the file for what is released, found none"),
         ("evolve", (), "--out: expected the file for what is released, found none"),
+        (
+            "evolve",
+            ("--dry-run", "--set", "guess.rehearsal=r.json"),
+            "['voting', 'retrieval', 'pate'] beside guess.reh",
+        ),
         ("evolve", ("--set", "method=generation"), "method: expected one of ['evolution']"),
         ("evolve", ("--out", "o.json", "--embeddings", "nowhere:x"), "model.embeddings: no module named 'nowhere'"),
         ("evolve", ("--out", "o.json", "--embeddings", "x"), "expected provider:model or module:attribute, found 'x'"),
