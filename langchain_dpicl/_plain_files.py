@@ -36,6 +36,9 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
     except (TypeError, ValueError):
         raise _impossible(path) from None
     except OSError as error:
+        # The error would quote the text, which may be whole records.
+        if isinstance(path, str) and (start := path.lstrip()[:1]) in {"{", "["}:
+            raise _no_path(start) from None
         if error.errno not in {errno.ENXIO, errno.ENODEV, errno.EISDIR}:
             raise
         raise _no_file(path, "something that cannot be opened as one") from None
@@ -52,6 +55,13 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
     finally:
         os.close(number)
     raise ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
+
+
+def _no_path(start: str) -> ConfigurationError:
+    """Returns the refusal of JSON text in the place of a path."""
+    return ConfigurationError(
+        f"path: expected the path of a file, found text that begins with {start!r}. Give JSON text to from_json."
+    )
 
 
 def _impossible(path: object) -> ConfigurationError:

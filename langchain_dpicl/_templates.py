@@ -30,6 +30,15 @@ class Template:
         Raises:
           ConfigurationError: anything else, or more than plain `{field}` names.
         """
+        return cls._read(name, template, specs=False)
+
+    @classmethod
+    def text_of(cls, name: str, template: object) -> str:
+        """Returns the text of a template that LangChain fills, where names may have formats, such as `{price:.2f}`."""
+        return cls._read(name, template, specs=True).text
+
+    @classmethod
+    def _read(cls, name: str, template: object, *, specs: bool) -> Template:
         text = template if isinstance(template, str) else getattr(template, "template", None)
         is_other = not isinstance(template, str) and getattr(template, "template_format", None) != "f-string"
         if not isinstance(text, str) or is_other or getattr(template, "partial_variables", None):
@@ -42,7 +51,8 @@ class Template:
         except ValueError:
             parsed = None
         if parsed is None or any(
-            field is not None and (not field.isidentifier() or spec or conversion)
+            field is not None
+            and (not field.isidentifier() or (not specs and (spec or conversion)) or "{" in (spec or ""))
             for _, field, spec, conversion in parsed
         ):
             raise ConfigurationError(

@@ -411,7 +411,7 @@ class ReleasedPrompt(HidesInput):
         if suffix is None and cls.model_fields["suffix"].is_required():
             raise fail("suffix", "text after the demonstrations, with the query's variable, such as {input}", suffix)
         ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
-        texts = {name: Template.of(name, template).text for name, template in ends.items()}
+        texts = {name: Template.text_of(name, template) for name, template in ends.items()}
         return cls(examples=[], example_prompt=example_prompt, **texts, **fields)
 
     def _stock_fields(self) -> dict[str, Any]:

@@ -164,16 +164,21 @@ def public_text(name: str, value: Any) -> str:
     return text
 
 
-_UNREAD = frozenset({"audio", "document", "file", "image", "image_url", "input_audio", "media", "video"})
-"""Kinds of content of a message that hold a part of what is asked, which its text leaves out."""
+_READ = frozenset(
+    {
+        *("text", "reasoning", "thinking", "redacted_thinking", "refusal"),
+        *("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "function_call"),
+    }
+)
+"""Kinds of content of a message that are its text, or a model's steps, which ask nothing. Its text lacks all others."""
 
 
 def _unread(value: Any) -> list[str]:
-    """Returns the kinds of content of messages that are no text."""
+    """Returns the kinds of content of messages that hold a part of what is asked and are no text."""
     messages = value.to_messages() if isinstance(value, PromptValue) else [value]
     blocks = [block for each in messages if isinstance(each, BaseMessage) for block in each.content]
-    kinds = [block.get("type") for block in blocks if isinstance(block, dict)]
-    return [kind for kind in kinds if kind in _UNREAD]
+    kinds = [str(block.get("type", "a part without a type")) for block in blocks if isinstance(block, dict)]
+    return [kind for kind in kinds if kind not in _READ]
 
 
 def _content(value: Any) -> str | None:

@@ -783,7 +783,11 @@ def check_example_prompt(example_prompt: Any, fields: Collection[str], *, text_k
         raise fail("example_prompt", f"a template with {{{text_key}}}, the released text", sorted(names), advice)
     problem = ""
     try:
-        example_prompt.invoke(dict.fromkeys(fields, "text"))
+        values = dict.fromkeys(fields, "text")
+        if hasattr(example_prompt, "invoke"):
+            example_prompt.invoke(values)
+        else:  # one message, which a chat template takes too
+            example_prompt.format_messages(**values)
     except Exception as error:  # noqa: BLE001  any template error is about public text
         problem = type(error).__name__
     if problem:

@@ -268,11 +268,7 @@ def read_record(
         return "", {}, f"records: expected every record to be text, a mapping or a Document; one is none. {advice}"
     unit = str(number) if declared.unit_key is None else unit_name(fields.get(declared.unit_key))
     if unit is None:
-        is_there = declared.unit_key in fields
-        advice = "Write str(...) around it." if is_there else "If it has another name, give unit_key=."
-        found = "neither" if is_there else "none"
-        wanted = f"text or an integer under {declared.unit_key!r}"
-        return "", {}, f"records: expected {wanted}; a record has {found}. {advice}"
+        return "", {}, _unit_fault(fields, declared.unit_key)
     record: Record = {}
     for field in declared.fields:
         value, is_label = fields.get(field), field == declared.label_key
@@ -292,6 +288,16 @@ def read_record(
         else:
             record[field] = _clean(value, declared.max_chars)
     return unit, record, ""
+
+
+def _unit_fault(fields: Mapping[str, Any], unit_key: str | None) -> str:
+    """Returns what is wrong with the field that should name the unit of a record."""
+    found, advice = "none", "If it has another name, give unit_key=."
+    if unit_key in fields:
+        advice = "Leave out records without one: under one text they would be one unit."
+        if kind_of(fields[unit_key]) != "none":
+            found, advice = "neither", "Write str(...) around it."
+    return f"records: expected text or an integer under {unit_key!r}; a record has {found}. {advice}"
 
 
 def fields_of(raw: Any, text_key: str) -> Mapping[str, Any] | None:

@@ -443,23 +443,33 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
 
     @override
     def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:
-        check_configs(config)
+        self._check_batch(inputs, config, options)
         return super().batch(inputs, config, **options)
 
     @override
     async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:
-        check_configs(config)
+        self._check_batch(inputs, config, options)
         return await super().abatch(inputs, config, **options)
 
     @override
     def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
-        check_configs(config)
+        self._check_batch(inputs, config, options)
         return super().batch_as_completed(inputs, config, **options)
 
     @override
     def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
-        check_configs(config)
+        self._check_batch(inputs, config, options)
         return super().abatch_as_completed(inputs, config, **options)
+
+    def _check_batch(self, inputs: Sequence[Any], config: Any, options: Mapping[str, Any]) -> None:
+        """Checks all inputs before the first is charged: where one raises, the answers of the others are lost."""
+        check_configs(config)
+        if not options.get("return_exceptions"):
+            for value in inputs:
+                self._check_input(value)
+
+    def _check_input(self, value: Any) -> None:
+        """Refuses an input that `_answer` would refuse, whatever was answered before."""
 
     @override
     def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
@@ -731,8 +741,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     ) -> EffectGenerator[Any]:
         if kwargs:
             raise fail("invoke", "no further arguments", sorted(kwargs))
-        query = self.wording.query(value)
-        self._check_query(query)
+        query = self._query_of(value)
         tenant = self.tenants.of(config)
         calls_at_once(config)
         try:
@@ -747,8 +756,13 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         finally:
             self._tick()
 
-    def _check_query(self, query: Query) -> None:
-        """Refuses a query that asks nothing, or a long one, which every row would contain, before any model call."""
+    @override
+    def _check_input(self, value: Any) -> None:
+        self._query_of(value)
+
+    def _query_of(self, value: Any) -> Query:
+        """Returns an input's query; refuses one that asks nothing, or a long one, which every row would contain."""
+        query = self.wording.query(value)
         if not any(text.strip() for text in query):
             raise fail("input", "a query with text", "a blank one", "Nothing was charged.")
         most = self.private.max_chars if self.max_query_chars is None else self.max_query_chars
@@ -756,6 +770,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             raise fail(
                 "input", f"at most {most:,} characters", length, "Shorten the query, or raise Serving.max_query_chars."
             )
+        return query
 
     def _serialised(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig

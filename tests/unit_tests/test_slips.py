@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import HumanMessage
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import AIMessagePromptTemplate, ChatPromptTemplate, PromptTemplate
 
 import langchain_dpicl as dpicl
 from langchain_dpicl import (
     Budget,
     ChatEmbedded,
     DemonstrationSynthesizer,
+    DPFewShotChatMessagePromptTemplate,
     DPFewShotPromptTemplate,
     DPVotingRunnable,
     EmbeddedLLM,
@@ -163,6 +164,21 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: declared(records=[{**one, "user": uuid.uuid4()} for one in ARTICLES], unit_key="user"),
         RecordError,
         r"an integer under 'user'; a record has neither\. Write str\(\.\.\.\) around it\.",
+    ),
+    "a unit that is missing": (
+        lambda: declared(records=[{**one, "user": None} for one in ARTICLES], unit_key="user"),
+        RecordError,
+        r"an integer under 'user'; a record has none\. Leave out records without one: under one text they would be one unit",
+    ),
+    "JSON in place of a path": (
+        lambda: DPFewShotPromptTemplate.from_released('{"format": "' + 500 * CANARY, example_prompt=ROW, suffix=QUERY),
+        ConfigurationError,
+        r"path: expected the path of a file, found text that begins with '{'\. Give JSON text to from_json\.",
+    ),
+    "a short list in place of a path": (
+        lambda: dpicl.ReleasedDemonstrations.load(f' ["{CANARY}"]'),
+        ConfigurationError,
+        r"path: expected the path of a file, found text that begins with '\['\.",
     ),
     "a demonstration without its text": (
         lambda: prompt(example_prompt="Topic: {label}"),
@@ -481,6 +497,17 @@ def test_a_template_that_no_prompt_can_use_is_refused_before_it_is_paid_for(slip
     assert budget.remaining_epsilon == budget.epsilon
 
 
+def test_what_the_stock_templates_take_is_taken() -> None:
+    run = DemonstrationSynthesizer.from_private_examples(
+        declared(), llm=EmbeddedLLM(), budget=handler(), epsilon=1.0, max_tokens=1
+    )
+    message = AIMessagePromptTemplate.from_template("{text}: {label}")
+    assert len(DPFewShotChatMessagePromptTemplate.from_run(run, example_prompt=message).format_messages()) == 5
+    suffix = "{{{input!s:.3}}} of {size:,}:"
+    shown = DPFewShotPromptTemplate.from_released(run.result, example_prompt=ROW, suffix=suffix, prefix="{size:>4}")
+    assert shown.format(input="a long one", size=1000).endswith("{a l} of 1,000:")
+
+
 @pytest.mark.parametrize("example", ["A: {article}\nTopic: {label}", "Topic: {label}"])
 def test_a_run_is_not_paid_for_where_no_template_can_show_it(example: str) -> None:
     run = DemonstrationSynthesizer.from_private_examples(
@@ -495,14 +522,24 @@ def test_a_run_is_not_paid_for_where_no_template_can_show_it(example: str) -> No
     assert len(run.result.examples) == 0
 
 
-@pytest.mark.parametrize("kind", ["image_url", "file"])
+@pytest.mark.parametrize("kind", ["image_url", "file", "input_image", "text-plain", "search_result", "tool_result"])
 def test_a_query_is_not_answered_without_its_picture(kind: str) -> None:
     asked, said = voter(), HumanMessage([{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "a"}}])
     for query in (said, [said], ChatPromptTemplate.from_messages([said]).invoke({})):
         with pytest.raises(ConfigurationError, match=rf"input: expected text alone, found \['{kind}'\]\. A row is"):
             asked.invoke(query)
+    untyped = HumanMessage([{"type": "text", "text": "what is this?"}, {kind: {"url": "a"}}])
+    with pytest.raises(ConfigurationError, match=r"found \['a part without a type'\]"):
+        asked.invoke(untyped)
     assert asked.queries_left == 2
     assert asked.invoke(HumanMessage([{"type": "text", "text": "what is this?"}])) in TOPICS
+
+
+def test_the_own_steps_of_a_model_are_no_part_of_a_query() -> None:
+    call = {"type": "tool_use", "id": "1", "name": "find", "input": {}}
+    steps = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I look."}, call]
+    talk = ChatPromptTemplate.from_messages([AIMessage(steps), HumanMessage("what is this?")])
+    assert voter().invoke(talk.invoke({})) in TOPICS
 
 
 @pytest.mark.parametrize("blank", ["", " \n", HumanMessage([]), []])
@@ -513,6 +550,22 @@ def test_a_query_that_asks_nothing_costs_nothing(blank: Any) -> None:
     with pytest.raises(ConfigurationError, match="input: expected"):
         asyncio.run(asked.ainvoke(blank))
     assert asked.queries_left == 2
+
+
+def test_no_query_of_a_batch_is_charged_beside_one_that_is_refused() -> None:
+    asked, queries = voter(), ["one?", " "]
+    for ask in (
+        lambda: asked.batch(queries),
+        lambda: asyncio.run(asked.abatch(queries)),
+        lambda: list(asked.batch_as_completed(queries)),
+        lambda: anext(asked.abatch_as_completed(queries)),
+    ):
+        with pytest.raises(ConfigurationError, match="a blank one"):
+            ask()
+    assert asked.queries_left == 2
+    answer, refused = asked.batch(queries, return_exceptions=True)
+    assert answer in TOPICS
+    assert isinstance(refused, ConfigurationError)
 
 
 def test_a_blank_text_is_not_labelled() -> None:
