@@ -266,9 +266,10 @@ def read_record(
     if fields is None:
         advice = "Make a dict of each, as dataclasses.asdict and model_dump do."
         return "", {}, f"records: expected every record to be text, a mapping or a Document; one is none. {advice}"
-    unit = str(number) if declared.unit_key is None else unit_name(fields.get(declared.unit_key))
+    key = declared.unit_key
+    unit = str(number) if key is None else unit_name(fields.get(key))
     if unit is None:
-        return "", {}, _unit_fault(fields, declared.unit_key)
+        return "", {}, _unit_fault(fields, str(key))
     record: Record = {}
     for field in declared.fields:
         value, is_label = fields.get(field), field == declared.label_key
@@ -290,7 +291,7 @@ def read_record(
     return unit, record, ""
 
 
-def _unit_fault(fields: Mapping[str, Any], unit_key: str | None) -> str:
+def _unit_fault(fields: Mapping[str, Any], unit_key: str) -> str:
     """Returns what is wrong with the field that should name the unit of a record."""
     found, advice = "none", "If it has another name, give unit_key=."
     if unit_key in fields:

@@ -762,7 +762,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     def _query_of(self, value: Any) -> Query:
         """Returns an input's query; refuses one that asks nothing, or a long one, which every row would contain."""
-        query = self.wording.query(value)
+        query: Query = self.wording.query(value)
         if not any(text.strip() for text in query):
             raise fail("input", "a query with text", "a blank one", "Nothing was charged.")
         most = self.private.max_chars if self.max_query_chars is None else self.max_query_chars
