@@ -28,7 +28,16 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.privacy._validate import check_delta, check_int, check_name, fail, plain_or_type, plain_text
+from langchain_dpicl.privacy._validate import (
+    PRINTABLE,
+    check_delta,
+    check_int,
+    check_name,
+    fail,
+    is_name,
+    plain_or_type,
+    plain_text,
+)
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 # A fault of a record is returned, never raised here: the caller raises it from a frame that holds no record.
@@ -174,7 +183,9 @@ def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
         raise fail(name, "texts alone", others[0])
     if len(set(names)) != len(names):
         raise fail(name, "distinct texts", "one of them twice")
-    return tuple(check_name(name, value) for value in names)
+    if not all(map(is_name, names)):
+        raise fail(name, PRINTABLE, "another text among them")
+    return tuple(map(plain_text, names))
 
 
 def _check_labels(label_key: str | None, labels: Iterable[Any] | None) -> tuple[str, ...]:

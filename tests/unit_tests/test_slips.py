@@ -150,6 +150,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         "labels: expected distinct texts, found 'one of them twice'",
     ),
+    "records in place of labels": (
+        lambda: declared(labels=[f"{CANARY}\n", "another record"]),
+        ConfigurationError,
+        r"labels: expected a printable string of 1 to 200 characters, found 'another text among them'\.",
+    ),
     "rows of a dataclass": (
         lambda: declared(records=[Row(CANARY, "tech")]),
         RecordError,
