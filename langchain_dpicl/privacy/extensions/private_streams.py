@@ -326,6 +326,11 @@ class RollingRange(Opaque):
         self.every = every
         self._end = end
 
+    @property
+    def max_chars(self) -> int:
+        """Characters kept of each text, declared for the whole stream."""
+        return self.stream._declared.max_chars  # noqa: SLF001  its own module
+
     def latest(self) -> PrivateRange:
         """Returns the blocks that this run reads."""
         if self._end is None:

@@ -113,6 +113,18 @@ def test_the_run_is_the_same_wherever_it_is_asked_and_begins_with_the_first_one(
     assert third[0] == first[0] + 7
 
 
+async def test_a_batch_is_checked_whole_before_a_run_is_read(clock: list[float]) -> None:
+    made = voter(stream().rolling(7, every=7), ledger())
+    queries = ["one", "q" * 20_001]
+    with pytest.raises(ConfigurationError, match="at most 20,000 characters"):
+        made.batch(queries)
+    with pytest.raises(ConfigurationError, match="at most 20,000 characters"):
+        await made.abatch(queries)
+    assert made.queries_left == 5
+    assert len(made.batch(["one"])) == len(await made.abatch(["two"])) == 1
+    assert made.queries_left == 3
+
+
 def test_kept_answers_belong_to_their_run(clock: list[float], tmp_path: Any) -> None:
     budget = PrivacyBudgetCallbackHandler.create(tmp_path / "l.db", epsilon=4.0, delta=1e-6, per="30 days")
     some = stream()
