@@ -10,6 +10,7 @@ import pytest
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import Rows
+from langchain_dpicl.backends.private_calls import http_client
 from langchain_dpicl.backends.private_calls.call import Reply, Request, SilentModel
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.canary import RECORD
@@ -27,6 +28,18 @@ GENERATION: dict[str, Any] = {
     "rows": Rows(slots=4, shots=2),
     "max_tokens": 3,
 }
+
+
+def give_up_soon(monkeypatch: pytest.MonkeyPatch, served: Provider) -> None:
+    """Private calls wait 0.3 seconds for an answer that the provider holds back; other waits stay as they are."""
+    prepare = http_client._prepare
+
+    def hasty(limits: Any, client: Any, request: Any) -> None:
+        prepare(limits, client, request)
+        if served.would_be_late(request.content):
+            request.extensions["timeout"]["read"] = 0.3
+
+    monkeypatch.setattr(http_client, "_prepare", hasty)
 
 
 class Servers:

@@ -170,6 +170,12 @@ class Provider:
                     return rule.hook(request)
         return Fault()
 
+    def would_be_late(self, raw: bytes) -> bool:
+        """Whether the answer to a request of this body would be late if it came now."""
+        request = Received("POST", "", {}, raw, _read(raw))
+        rule = next((rule for rule in self._rules if rule.left != 0 and rule.when(request)), None)
+        return rule is not None and rule.hook(request).delay > 0.0
+
 
 @contextlib.contextmanager
 def provider(

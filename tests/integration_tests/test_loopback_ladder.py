@@ -23,6 +23,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from tests.live import give_up_soon
 from tests.loopback_provider import Provider, hang_up, html, provider, rate_limited, server_error, slow, truncated
 from tests.writing_models import SWITCHES
 
@@ -256,8 +257,9 @@ class TestOutages:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_timeout_of_the_client_is_an_outage(vllm: Provider, kind: Kind) -> None:
-    backend = LangChainBackend(model(vllm, kind, timeout=5.0), retry=QUICK)
+def test_a_timeout_of_the_client_is_an_outage(vllm: Provider, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = LangChainBackend(model(vllm, kind), retry=QUICK)
+    give_up_soon(monkeypatch, vllm)
     domain = tops(backend, PROMPTS, [])
     expected = backend.open(PROMPTS, []).score(domain)
     vllm.clear()

@@ -25,6 +25,7 @@ from tests.live import (
     Servers,
     anthropic_model,
     decision_model,
+    give_up_soon,
     labelled,
     openai_model,
 )
@@ -186,9 +187,11 @@ class TestARow:
 
 
 @pytest.mark.parametrize("make", [completions, anthropic], ids=lambda make: make.__name__)
-async def test_a_row_that_is_not_answered_in_time_abstains(servers: Servers, make: Make) -> None:
-    # The clients' own timeout; long enough for the other rows on a busy machine.
-    served, engine = make(servers, RetryPolicy(max_attempts=1), timeout=6.0)
+async def test_a_row_that_is_not_answered_in_time_abstains(
+    servers: Servers, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, engine = make(servers, RetryPolicy(max_attempts=1))
+    give_up_soon(monkeypatch, served)
     await check_abstention(served, engine, slow(600.0))
 
 

@@ -33,7 +33,7 @@ from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, ReleasePlan
 from tests.canary import RECORD, canaries_in, describe
-from tests.live import LABELS, Servers, openai_model
+from tests.live import LABELS, Servers, give_up_soon, openai_model
 from tests.loopback_provider import (
     Fault,
     Hook,
@@ -77,9 +77,8 @@ class Scene:
 
     dialect = "openai"
 
-    def __init__(self, servers: Servers, texts: tuple[str, ...], fault: Hook | None, **client: Any) -> None:
+    def __init__(self, servers: Servers, texts: tuple[str, ...], fault: Hook | None) -> None:
         self.served = servers.served(dialect=self.dialect)
-        self.client = client
         self.store = InMemoryStore()
         self.texts = texts
         self.kept: list[Any] = []
@@ -97,7 +96,7 @@ class Scene:
         return PrivateExamples(listed, label_key="queue", labels=LABELS, public_size=6)
 
     def votes(self) -> TextVoteBackend:
-        return TextVoteBackend(openai_model("ChatOpenAI", self.served.url, **self.client), retry=RETRY)
+        return TextVoteBackend(openai_model("ChatOpenAI", self.served.url), retry=RETRY)
 
     def act(self) -> list[Any]:
         """Returns what comes out, without what the noise decides."""
@@ -159,7 +158,7 @@ class Generation(Scene):
     def act(self) -> list[Any]:
         made = DPFewShotPromptTemplate.from_private_examples(
             self.examples(),
-            llm=LangChainBackend(openai_model("OpenAI", self.served.url, **self.client), retry=RETRY),
+            llm=LangChainBackend(openai_model("OpenAI", self.served.url), retry=RETRY),
             example_prompt=PromptTemplate.from_template("text: {text}\nqueue: {queue}"),
             suffix="text: {input}\nqueue:",
             instruction="Questions of bank customers.",
@@ -219,10 +218,14 @@ def test_how_many_records_are_refused_is_seen_nowhere(servers: Servers, room: ty
 
 
 @pytest.mark.parametrize("room", [Voting, Labelling], ids=lambda room: room.__name__)
-def test_one_record_that_takes_too_long_is_seen_nowhere_but_in_the_time(servers: Servers, room: type[Scene]) -> None:
-    usual = seen(room(servers, (*PLAIN, USUAL), None, timeout=6.0))
+def test_one_record_that_takes_too_long_is_seen_nowhere_but_in_the_time(
+    servers: Servers, room: type[Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = seen(room(servers, (*PLAIN, USUAL), None))
     assert usual["error"] == ""
-    assert seen(room(servers, NEIGHBOURS["replaced"], slow(600.0), timeout=6.0)) == usual
+    scene = room(servers, NEIGHBOURS["replaced"], slow(600.0))
+    give_up_soon(monkeypatch, scene.served)
+    assert seen(scene) == usual
 
 
 EXTRAS = "chatcmpl-of-one-record"

@@ -339,7 +339,7 @@ def _in_a_fork(action):
     if child == 0:
         code = 1
         try:
-            threading.Timer(50, os._exit, (2,)).start()
+            threading.Timer(240, os._exit, (2,)).start()
             action()
             code = 0
         finally:
