@@ -18,7 +18,6 @@ from langchain_dpicl.planning.row_law import RowFacts, RowGuess, mean_facts
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
-    ComposedEvent,
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
@@ -521,54 +520,6 @@ class TestComparison:
         arguments = {**defaults, **given}
         with pytest.raises(ConfigurationError, match=said):
             compare_queries(arguments.pop("public_size"), **arguments)
-
-
-class TestRoughCalibration:
-    @pytest.mark.parametrize("epsilon", [0.3, 3.0])
-    def test_costs_at_most_the_target_and_adds_at_most_three_percent(self, epsilon: float) -> None:
-        def event_at(noise: float) -> RepeatedEvent:
-            return RepeatedEvent(SubsampledEvent(GaussianEvent(noise), 0.01), 500)
-
-        terms = {"epsilon": epsilon, "delta": 1e-5, "adjacency": "add_remove"}
-        rough = accounting.calibrate(event_at, **terms, is_rough=True)
-        assert accounting.epsilon_upper_bound(event_at(rough), delta=1e-5, adjacency="add_remove") <= epsilon
-        assert 1.0 <= rough / accounting.calibrate(event_at, **terms) < 1.03
-
-    @pytest.mark.parametrize("near", [1e-3, 0.3, 0.7, 2.0, 1e5])
-    def test_a_guess_good_or_bad_ends_as_near_in_fewer_prices(self, near: float) -> None:
-        priced: list[float] = []
-
-        def event_at(noise: float) -> RepeatedEvent:
-            priced.append(noise)
-            return RepeatedEvent(SubsampledEvent(GaussianEvent(noise), 0.01), 500)
-
-        terms = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
-        rough = accounting.calibrate(event_at, **terms, is_rough=True, near=near)
-        steps = len(priced)
-        assert accounting.epsilon_upper_bound(event_at(rough), delta=1e-5, adjacency="add_remove") <= 1.0
-        exact = accounting.calibrate(event_at, **terms)
-        assert 1.0 <= rough / exact < 1.03
-        assert steps <= 5 or not 0.5 < near / exact < 2.0
-        assert accounting.calibrate(event_at, **terms, near=near) == pytest.approx(exact, rel=3e-4)
-
-    @pytest.mark.parametrize("near", [0.03, 64.5, 3e4])
-    def test_noise_that_hardly_changes_the_price_leads_to_an_end_of_the_range(self, near: float) -> None:
-        def event_at(noise: float) -> ComposedEvent:
-            return ComposedEvent((GaussianEvent(19.3), GaussianEvent(noise)))
-
-        terms = {"delta": 1e-5, "adjacency": "add_remove", "is_rough": True, "near": near}
-        with pytest.raises(ConfigurationError, match="epsilon: expected at least"):
-            accounting.calibrate(event_at, epsilon=4e-5, **terms)
-
-    def test_knows_the_ends_of_its_range(self) -> None:
-        def event_at(noise: float) -> RepeatedEvent:
-            return RepeatedEvent(SubsampledEvent(GaussianEvent(noise), 0.01), 10)
-
-        terms = {"delta": 1e-5, "adjacency": "add_remove", "is_rough": True}
-        for near in (None, 0.3, 6.0):
-            assert accounting.calibrate(event_at, epsilon=10.0, low=5.0, near=near, **terms) == 5.0
-            with pytest.raises(ConfigurationError, match="epsilon"):
-                accounting.calibrate(event_at, epsilon=0.01, high=0.5, near=near, **terms)
 
 
 def test_noise_too_small_to_be_priced_is_refused_as_such() -> None:
