@@ -76,7 +76,7 @@ def drawn(width: int, beside: int) -> str:
                 box = f'x="{left:.0f}" y="{top}" width="{wide:.0f}" height="{high}" rx="6"'
                 body.append(f'<rect {box} fill="{fill}" stroke="{stroke}"/>')
                 middle, line = left + wide / 2, top + (15 if inside[folder] else high / 2 + 4)
-                name = folder if (ROOT / PACKAGE / folder).is_dir() else f"{folder}.py"
+                name = folder if (ROOT / PACKAGE / folder / "__init__.py").is_file() else f"{folder}.py"
                 at = f'x="{middle:.0f}" y="{line:.0f}" text-anchor="middle"'
                 body.append(f'<text {at} fill="#222222">{escape(name)}</text>')
                 for number, names in enumerate(inside[folder]):
