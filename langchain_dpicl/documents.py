@@ -702,7 +702,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
 
       >>> synthesizer = DocumentSynthesizer.from_private_examples(
       ...     PrivateExamples(notes, public_size=1_000),
-      ...     topics=("card", "transfer", "boat"),
+      ...     topics=Topics(("card", "transfer", "boat"), num_topics=2),
       ...     documents_per_topic=0,
       ...     budget=Budget(epsilon=4.0, delta=1e-6),
       ...     epsilon=2.0,

@@ -36,7 +36,7 @@ def engine() -> FakeBackend:
 
 UNPROTECTED = [
     lambda private: demonstrations_without_privacy(
-        private, llm=engine(), rows=Rows(units=10), max_tokens=6, task=GenerationTask(record_prompt="{topic}: {text}")
+        private, llm=engine(), rows=Rows(units=20), max_tokens=6, task=GenerationTask(record_prompt="{topic}: {text}")
     ),
     real_demonstrations_without_privacy,
 ]
