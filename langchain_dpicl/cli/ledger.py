@@ -703,11 +703,15 @@ def declared(budget: Budget) -> Share:
 
 
 def spend(share: Share, *, until: float) -> dict[str, Any]:
-    """Reserves, burns and commits one ticket at a time until `time.monotonic()` says so; returns waits and refusals."""
+    """Reserves, burns and commits one ticket at a time until `time.monotonic()` says so; returns waits and refusals.
+
+    One ticket at least: a busy machine may give this process no time before the end.
+    """
     from langchain_dpicl.budget.budget import Waits
 
     waits, refused, fault, processor = Waits(), 0, "", time.process_time()
-    while time.monotonic() < until:
+    is_over = False
+    while not is_over:
         start = time.perf_counter()
         try:
             reservation = share.reserve("query")
@@ -716,8 +720,9 @@ def spend(share: Share, *, until: float) -> dict[str, Any]:
         except DPICLError as error:
             fault = fault or f"{type(error).__name__}: {error}"
             refused += 1
-            continue
-        waits.add(time.perf_counter() - start)
+        else:
+            waits.add(time.perf_counter() - start)
+        is_over = time.monotonic() >= until
     cpu = time.process_time() - processor
     return {"waits": waits.to_dict(), "cpu": cpu, "refused": refused, "fault": fault}
 

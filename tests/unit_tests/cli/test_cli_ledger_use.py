@@ -14,6 +14,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli import ledger
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests.ledger_files import Shell, spend
@@ -159,8 +160,17 @@ def test_bench_prints_json_alone(dpicl: Shell, tmp_path: Path) -> None:
 def test_bench_ends_with_one_where_a_process_was_refused(
     dpicl: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "TICKETS", 3)
-    assert dpicl("bench", tmp_path, "--seconds", 0.2, "--processes", 1) == 1
+    declared = ledger.declared
+
+    def used_up(budget: Budget) -> Share:
+        share = declared(budget)
+        share.reserve("query", count=ledger.TICKETS).burn(count=ledger.TICKETS)
+        return share
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "TICKETS", 3)
+        patch.setattr(ledger, "declared", used_up)
+        assert dpicl("bench", tmp_path, "--seconds", 0.2, "--processes", 1) == 1
     assert "PrivacyBudgetExceededError: " in dpicl.out
     monkeypatch.setattr(ledger, "new_ledger", lambda _: None)
     assert dpicl("bench", tmp_path, "--seconds", 0.2, "--processes", 1, "--json") == 1
