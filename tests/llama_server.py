@@ -1,4 +1,4 @@
-"""A real llama.cpp server on this machine: `python -m tests.llama_server MODEL.gguf PORT`, or `running_server()`.
+"""A real llama.cpp server on this machine: `python -m tests.llama_server MODEL.gguf`, or `running_server()`.
 
 Needs `xllamacpp`; `running_server` makes the model that is served and needs `gguf` too.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,20 +39,21 @@ def running_server() -> Iterator[RunningServer]:
     """Runs a server of the tiny model in a process of its own, with an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / f"{MODEL}.gguf"
-        size, port = build(model), _free_port()
-        command = [sys.executable, "-m", "tests.llama_server", str(model), str(port)]
+        size = build(model)
+        command = [sys.executable, "-m", "tests.llama_server", str(model)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
-            if process.stdout is None or not process.stdout.readline().startswith("UP"):
+            said = "" if process.stdout is None else process.stdout.readline()
+            if not said.startswith("UP "):
                 raise ServerDidNotStartError("the llama.cpp server does not start on this machine")
-            yield RunningServer(f"http://127.0.0.1:{port}", size)
+            yield RunningServer(said.removeprefix("UP ").strip(), size)
         finally:
             process.kill()
             process.communicate()
 
 
-def serve(model: str, port: int) -> None:
-    """Starts the server, says UP and stays."""
+def serve(model: str) -> None:
+    """Starts the server at a port that the system gives to it, says UP and where, and stays."""
     llama = importlib.import_module("xllamacpp")
     params = llama.CommonParams()
     params.model.path = model
@@ -61,7 +61,7 @@ def serve(model: str, port: int) -> None:
     params.n_ctx = 4096
     params.n_parallel = 2
     params.hostnames = ["127.0.0.1"]
-    params.port = port
+    params.port = 0  # a free one that is looked for first may be another's by the time it is used
     params.cpuparams.n_threads = 1
     params.warmup = False
     params.offline = True
@@ -72,11 +72,5 @@ def serve(model: str, port: int) -> None:
         time.sleep(3600)
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1])

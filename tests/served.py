@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -150,8 +151,12 @@ class Client:
 class Server:
     """A running `dpicl serve`."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.process, self.port, self.url = process, port, f"http://127.0.0.1:{port}"
+    def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
+        self.process, self._said, self.port = process, said, 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def ask(self, question: str, who: str = "acme", **options: Any) -> httpx.Response:
         return self.send("POST", "/ask", who, json={"question": question}, **options)
@@ -163,34 +168,43 @@ class Server:
     def stop(self, how: int = signal.SIGTERM) -> tuple[int, str]:
         """Returns the exit code, and what it wrote on both of its outputs."""
         self.process.send_signal(how)
-        said, _ = self.process.communicate(timeout=300)
-        return self.process.returncode, said
+        return self.process.wait(timeout=300), self.said()
 
+    def said(self) -> str:
+        return self._said.read_text()
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    def is_up(self) -> bool:
+        """Whether it has said where it is, and answers there."""
+        found = re.search(r"serving .* at http://127\.0\.0\.1:([0-9]+)\n", self.said())
+        if found is None:
+            return False
+        self.port = int(found[1])
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/health", timeout=60).status_code == 200
+        return False
 
 
 @contextlib.contextmanager
 def served(folder: Path, *options: str, **environment: str) -> Iterator[Server]:
-    """Runs the command in a folder with settings; ends it and its workers, whatever became of it."""
-    port = free_port()
+    """Runs the command in a folder with settings; ends it and its workers, whatever became of it.
+
+    The system gives the port: a free one that is looked for first may be another's by the time it is used.
+    """
     code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "serve", "--config", "app.toml", "--port", str(port), *options]
+    command = [sys.executable, "-c", code, "serve", "--config", "app.toml", "--port", "0", *options]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": paths, **environment}
-    heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **heard) as process:  # type: ignore[call-overload]
-        server, until = Server(process, port), time.monotonic() + 300
+    with (
+        tempfile.NamedTemporaryFile() as heard,
+        subprocess.Popen(
+            command, cwd=folder, env=env, start_new_session=True, stdout=heard, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        server, until = Server(process, Path(heard.name)), time.monotonic() + 300
         try:
-            while True:
-                assert process.poll() is None, process.communicate()[0]
+            while not server.is_up():
+                assert process.poll() is None, server.said()
                 assert time.monotonic() < until, "it does not answer"
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{server.url}/health", timeout=60).status_code == 200:
-                        break
                 time.sleep(0.1)
             yield server
         finally:

@@ -6,15 +6,13 @@ Skipped where `xllamacpp`, `gguf` or `langchain-openai` is missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -34,15 +32,15 @@ from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.reports.report import verify_report
 from tests.canary import CHANNELS, RECORD, aobserve, leaks, observe
+from tests.llama_server import ServerDidNotStartError, running_server
 from tests.tiny_gguf import EOS as END
-from tests.tiny_gguf import SPECIALS, build, byte_alphabet, vocabulary
+from tests.tiny_gguf import SPECIALS, byte_alphabet, vocabulary
 
 pytest.importorskip("xllamacpp")
 pytest.importorskip("gguf")
 openai = pytest.importorskip("langchain_openai")
 pytestmark = pytest.mark.loopback
 
-ROOT = Path(__file__).resolve().parents[2]
 Kind = Literal["chat", "completion"]
 KINDS: tuple[Kind, ...] = ("chat", "completion")
 QUESTIONS = [f"{start} my card number {i} ?" for i in range(10) for start in ("why was", "how do i top up")]
@@ -52,8 +50,8 @@ PROMPTS = ["why was my card payment declined ?", "the transfer to my account is 
 class Server:
     """A running server: its address, and the size of its model's vocabulary."""
 
-    def __init__(self, port: int, size: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, url: str, size: int) -> None:
+        self.url = url
         self.size = size
 
     def post(self, path: str, **body: Any) -> Any:
@@ -74,22 +72,13 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    size = build(model)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.llama_server", str(model), str(port)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline().startswith("UP"):
-            pytest.skip("the llama.cpp server does not start on this machine")
-        yield Server(port, size)
-    finally:
-        process.kill()
-        process.wait()
+def server() -> Iterator[Server]:
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(running_server())
+        except ServerDidNotStartError as error:
+            pytest.skip(str(error))
+        yield Server(found.url, found.size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -270,7 +259,7 @@ class TestTokenizer:
 
 def test_one_client_serves_one_event_loop_after_another(server: Server) -> None:
     # Its own timeout gives this client connections of its own: they die with the first loop.
-    backend = LangChainBackend(server.model("chat", timeout=31.0), full_vocabulary=server.size)
+    backend = LangChainBackend(server.model("chat", timeout=310.0), full_vocabulary=server.size)
     domain = backend.vocabulary()
     rows = [asyncio.run(backend.open(PROMPTS, []).ascore(domain)) for _ in range(3)]
     assert np.abs(rows[0] - rows[1]).max() < 1e-4
