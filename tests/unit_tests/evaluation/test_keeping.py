@@ -353,7 +353,7 @@ def test_the_number_of_threads_says_nothing_of_the_sample():
 
     class Counting(FakeListChatModel):
         def _call(self, *args, **kwargs):
-            seen.append(sum(thread.name.startswith("dpicl") for thread in threading.enumerate()))
+            seen.append({thread for thread in threading.enumerate() if thread.name.startswith("dpicl")})
             return "card"
 
     chains = {name: chat(name) | Counting(responses=["card"]) for name in "abc"}
@@ -361,7 +361,8 @@ def test_the_number_of_threads_says_nothing_of_the_sample():
     before = threading.active_count()
     for size in (1, 3, 200):
         question.ask([OpaqueValue((CARD,))] * size).run()
-    assert len(set(seen)) == 1
+    assert seen[0]
+    assert all(later <= seen[0] for later in seen)  # those of earlier tests may end meanwhile
     assert threading.active_count() - before <= 32
 
 

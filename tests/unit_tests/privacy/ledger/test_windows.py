@@ -34,6 +34,7 @@ from langchain_dpicl.privacy.extensions.stream_ledger import (
     retire,
 )
 from langchain_dpicl.privacy.ledger import state as states
+from langchain_dpicl.privacy.ledger import writer
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -380,7 +381,9 @@ def test_a_block_is_a_function_of_the_time_alone() -> None:
 # -- leases, crashes, speed -------------------------------------------------------------------------------------------
 
 
-def test_what_was_leased_for_one_run_goes_back_before_the_next_one() -> None:
+def test_what_was_leased_for_one_run_goes_back_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By a clock that stands still: how much is leased follows the pace, and a slow machine would lease nothing.
+    monkeypatch.setattr(writer, "time", type("Clock", (), {"monotonic": staticmethod(lambda: 1000.0)}))
     store = EarlyStore()
     ledger = Budget(epsilon=1.0, delta=1e-6, per="7 days", store=store)
     share = weekly(ledger, tickets=[Ticket("run", GaussianEvent(400.0), max_count=640, refundable=True)])
