@@ -165,11 +165,12 @@ class TestLabels:
 
     @pytest.mark.parametrize("kind", ["fresh", "one_sample", "fixed"])
     def test_come_from_the_package_on_a_budget_that_is_their_price(self, tmp_path: Path, kind: Any) -> None:
-        found = made(tmp_path)
+        found = made(tmp_path, rows=[{**row, "text": f"{row['text']}, {more}"} for row in ROWS for more in range(4)])
         inputs = found.inputs(6, seed=0)
-        # 20 teachers of 4 records: each of one label alone with chance 1/16, so nearly all know "down". Noise of 1e-3.
+        # 20 teachers of about 8 records: one has none of "down" with a chance of 0.02, so that half of them know it but
+        # for a chance of 1e-12. Noise of 1e-3.
         taught = teach(
-            Teaching(kind, 4, noise=1e-3), found.task, inputs, engine(is_neutral=True), num_teachers=20, delta=DELTA,
+            Teaching(kind, 8, noise=1e-3), found.task, inputs, engine(is_neutral=True), num_teachers=20, delta=DELTA,
             abstain_below=None, progress=False,
         )  # fmt: skip
         assert taught.label_accuracy() == 1.0

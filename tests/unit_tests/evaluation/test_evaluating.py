@@ -468,7 +468,7 @@ PLANTS = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_planted_bugs_are_seen_by_the_neighbour_game(plant):
     """A unit more or less: how much likelier is it that all its cells are high? Alarm 1e-6 for each chance."""
-    runs, (records, is_noisy, part) = 1_000, PLANTS[plant]
+    runs, (records, is_noisy, part) = 4_000, PLANTS[plant]
     release = OutcomePlan(PoissonUnits(1.0), OutcomeTable((2, 2)), DiscreteLaplaceMechanism(part), "add_remove")
 
     def high(rows):

@@ -165,7 +165,8 @@ def test_an_empty_sample_is_a_step_of_pure_noise_on_the_same_path(given: Any) ->
     made = prepared(examples(given), budget=budget, training=training(expected_batch_size=1, steps=3))
     weights = [made.weights.copy() for _ in made.stream()]
     assert len({one.tobytes() for one in weights}) == 3
-    assert all(one.all() for one in weights)
+    # The noise of a coordinate is zero, on its grid of 2^16 steps to a deviation, with a chance of 6e-6; of three: 1e-13.
+    assert all(np.count_nonzero(one) >= one.size - 2 for one in weights)
     assert counts(budget) == {"reserve step": 3, "commit step": 3}
 
 
@@ -182,7 +183,7 @@ def test_no_seed_has_a_part_in_the_noise() -> None:
 
 
 def test_noise_reaches_the_weights_at_the_plan_s_scale() -> None:
-    """800 draws: their sum of squares lies within a fifth of the claim, but for a chance below 1e-6 (chi-square)."""
+    """800 draws: their sum of squares lies near the claim, but for a chance below 1e-7 (chi-square)."""
     engine = LogisticEngine(num_virtual_tokens=10, token_dim=80)
     made = prepared(
         examples(()),
@@ -193,7 +194,7 @@ def test_noise_reaches_the_weights_at_the_plan_s_scale() -> None:
     made.run()
     claimed = 30.0 * 0.1 / 10  # multiplier times clip, over the expected batch
     assert made.plan.noise_scale == pytest.approx(claimed)
-    assert 0.75 < np.mean((made.weights / claimed) ** 2) < 1.28
+    assert 0.75 < np.mean((made.weights / claimed) ** 2) < 1.3
 
 
 # -- what stops it ---------------------------------------------------------------------------------------------------
