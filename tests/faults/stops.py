@@ -82,7 +82,7 @@ def _interrupt(place: Place, share: Share, name: str, line: int, count: Count) -
     require(after > before or name != "commit", "a reservation is gone")
     count.seen["stopped"] += not done
     # Others go on, and the handle itself, from this thread and another: no lock and no transaction was left behind.
-    other, door = TERMS.opened(place, timeout=2)  # nobody else holds the lock: it is free at once, or left behind
+    other, door = TERMS.opened(place)  # nobody else holds the lock: it is free at once, or left behind
     door.reserve("t")
     other.close()
     share.reserve("t")

@@ -307,7 +307,7 @@ class TestRoles:
             "standard_conforming_strings": "off",
         }
         conninfo = self.role(postgres, schema, *self.NEEDED, **careless)
-        store = PostgresStore(conninfo, schema=schema, timeout=7)
+        store = PostgresStore(conninfo, schema=schema, timeout=70)
         with store.transaction() as view:
             line = view.append("note", {"text": NASTY, NASTY: [NASTY]})
             (hand,) = store._link._hands.values()
@@ -315,9 +315,9 @@ class TestRoles:
             for name, expected in {
                 "synchronous_commit": "on",
                 "transaction_isolation": "read committed",
-                "lock_timeout": "7s",
-                "statement_timeout": "8750ms",
-                "idle_in_transaction_session_timeout": "14s",
+                "lock_timeout": "70s",
+                "statement_timeout": "87500ms",
+                "idle_in_transaction_session_timeout": "140s",
             }.items():
                 assert hand.connection.execute(f"SHOW {name}").fetchall() == [(expected,)], name
         assert list(PostgresStore(postgres.conninfo(), schema=schema).records()) == [line]

@@ -73,7 +73,7 @@ class PostingChat(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         body = {"model": "m", "messages": [{"role": "user", "content": messages[-1].text}]}
-        answer = requests.post(f"{self.address}/v1/chat/completions", json=body, timeout=30)
+        answer = requests.post(f"{self.address}/v1/chat/completions", json=body, timeout=300)
         answer.raise_for_status()
         said = answer.json()["choices"][0]["message"]["content"]
         return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])

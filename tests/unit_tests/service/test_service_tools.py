@@ -160,14 +160,14 @@ async def test_over_http_the_tenant_is_whose_token_it_is(service: Service, addre
 @pytest.mark.loopback
 def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: str) -> None:
     for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {KEYS['acme']}"}):
-        answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers)
+        answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers, timeout=300)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert answer.json()["error"] == "unknown_key"
     ours = {"Authorization": f"Bearer {KEYS['acme']}", "Host": "elsewhere.example"}
-    assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=ours).status_code == 421
-    assert httpx.post(f"{address}/mcp/", json={"jsonrpc": "2.0"}, headers=ours).status_code == 404
+    assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=ours, timeout=300).status_code == 421
+    assert httpx.post(f"{address}/mcp/", json={"jsonrpc": "2.0"}, headers=ours, timeout=300).status_code == 404
     both = [("Authorization", f"Bearer {KEYS[who]}") for who in ("acme", "globex")]
-    assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=both).status_code == 401
+    assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=both, timeout=300).status_code == 401
 
 
 @pytest.mark.loopback
