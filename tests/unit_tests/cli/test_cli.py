@@ -26,7 +26,7 @@ from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import json_line
-from langchain_dpicl.exceptions import ConfigurationError, NoisyPlanWarning
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -34,7 +34,6 @@ from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.query_plan import compare_queries, declared_design, plan_queries
 from tests.check_coverage import shares
-from tests.doubles import WORDS
 
 TWO = ("--set", "guess.labels=2")
 THREE = ("--set", "guess.labels=3")
@@ -826,11 +825,24 @@ class TestTheModelOption:
 
 
 class TestAnInterruptedRun:
+    @staticmethod
+    def stop_at_the_second_text(patch: pytest.MonkeyPatch, error: BaseException) -> None:
+        """However many tokens the first one has, which is left to the noise."""
+        prompts: list[str] = []
+        top_tokens = FakeBackend.top_tokens
+
+        def stopped(self: FakeBackend, prompt: str, *given: Any, **options: Any) -> Any:
+            prompts.append(prompt)
+            if prompt != prompts[0]:
+                raise error
+            return top_tokens(self, prompt, *given, **options)
+
+        patch.setattr(FakeBackend, "top_tokens", stopped)
+
     def test_says_what_is_saved_and_that_a_new_run_starts_over(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        engine = FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=6)
-        monkeypatch.setattr("tests.engines.ENGINE", engine)
+        self.stop_at_the_second_text(monkeypatch, ModelCallError("down"))
         out = tmp_path / "out.json"
         assert generate(records, out) == 4
         error = capsys.readouterr().err
@@ -842,16 +854,7 @@ class TestAnInterruptedRun:
     def test_by_hand_keeps_what_was_released(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        asked = []
-        top_tokens = FakeBackend.top_tokens
-
-        def interrupted(self: FakeBackend, *given: Any, **options: Any) -> Any:
-            asked.append(1)
-            if len(asked) > 5:
-                raise KeyboardInterrupt
-            return top_tokens(self, *given, **options)
-
-        monkeypatch.setattr(FakeBackend, "top_tokens", interrupted)
+        self.stop_at_the_second_text(monkeypatch, KeyboardInterrupt())
         out = tmp_path / "out.json"
         assert generate(records, out) == 130
         assert f"saved in {out}" in capsys.readouterr().err
