@@ -53,6 +53,13 @@ def test_what_is_counted_stands_in_the_ledger(processes: int, tmp_path: Path) ->
     assert found.cpu > 0.0
 
 
+def test_a_process_that_gets_no_time_before_the_end_measures_one_pair(tmp_path: Path) -> None:
+    path = tmp_path / "b.db"
+    ledger.new_ledger(path)
+    found = ledger.measure(lambda: Budget.open(SQLiteStore(path)), 1, seconds=1e-9)
+    assert (found.least, found.most, found.refused) == (1, 1, 0)
+
+
 def test_a_process_that_cannot_open_the_ledger_is_counted_and_its_reason_shown(tmp_path: Path) -> None:
     found = ledger.measure(lambda: Budget.open(SQLiteStore(tmp_path / "none.db")), 2, seconds=0.1)
     assert (found.pairs, found.refused) == (0.0, 2)
