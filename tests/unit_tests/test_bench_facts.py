@@ -77,7 +77,7 @@ def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: py
         "--epsilon",
         "4",
     ]
-    bench.main([*given, "--systems", "words", "pairs", "store", "store, names found", "no private data"])
+    bench.main([*given, "--systems", "words", "pairs", "store", "no private data"])
     lines = [
         line.strip("| \n").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 120")
     ]
@@ -86,8 +86,11 @@ def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: py
     assert {name: own[name] for name in held} == dict.fromkeys(held, 1.0)
     assert {name: shared[name] for name in held[1:]} == dict.fromkeys(held[1:], 1.0)
     assert own["no private data"] == shared["no private data"] == 0.0
-    assert own["store, names found"] > 0.0
-    assert [line[2] for line in lines] == ["4"] * 4 + ["-"]
+    assert [line[2] for line in lines] == ["4"] * 3 + ["-"]
+    # Here noise decides which names are topics. Of 12 questions 4 at least were right in 205 runs; these are 36.
+    bench.main([*given, "--seeds", "3", "--systems", "store, names found"])
+    (found,) = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 120")]
+    assert float(found[3].split()[0]) > 0.0
 
 
 def test_texts_hold_released_words(
