@@ -94,8 +94,11 @@ def _interrupt(place: Place, share: Share, name: str, line: int, count: Count) -
     store.close()
 
 
-def stopped_at(step: Callable[[], object], line: int, within: str = PACKAGE) -> tuple[bool, int]:
-    """Runs a step until its `line`th line within our package; returns whether it came to its end, and its lines."""
+def stopped_at(step: Callable[[], object], line: int, within: str = PACKAGE, of: str = "") -> tuple[bool, int]:
+    """Runs a step until its `line`th line within our package, or within one class of a file.
+
+    Returns whether it came to its end, and its lines.
+    """
     seen = 0
     entered: set[tuple[FrameType, int]] = set()
     error = random.choice(STOPS)
@@ -103,7 +106,7 @@ def stopped_at(step: Callable[[], object], line: int, within: str = PACKAGE) -> 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
         name, number = frame.f_code.co_filename, frame.f_lineno
-        if not name.startswith(within):
+        if not name.startswith(within) or not frame.f_code.co_qualname.startswith(of):
             return None
         words = linecache.getline(name, number).split()
         # Interrupts come after calls. At `try`, and at `with` on the way out, there is none, and nothing is guarded yet

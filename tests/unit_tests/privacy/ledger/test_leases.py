@@ -631,7 +631,7 @@ def test_an_interrupt_at_any_line_of_the_purse_gives_no_ticket_twice_and_leaves_
         spare = share.reserve("t")
         clock[0] += 10 * (name == "tickets that lie idle")
         is_done, _ = stopped_at(
-            lambda share=share, spare=spare: PARTS[name](share, spare), line, within=purses.__file__
+            lambda share=share, spare=spare: PARTS[name](share, spare), line, within=purses.__file__, of="Purse."
         )
         if is_done:
             assert line > 3
