@@ -7,7 +7,9 @@ errors has to be estimated: it is zero on both sides, whatever the coins.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -200,29 +202,44 @@ def seen(scene: Scene) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def usual_of(servers: Servers) -> Callable[[type[Scene]], dict[str, Any]]:
+    """What is seen of a room whose records are all answered: no fault of the tests is met then."""
+
+    @functools.cache
+    def usual(room: type[Scene]) -> dict[str, Any]:
+        found = seen(room(servers, (*PLAIN, USUAL), None))
+        assert found["error"] == ""
+        assert [kind for kind, *_ in found["lines"]].count("reserve") >= 1
+        return found
+
+    return usual
+
+
 @every_room
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_record_that_the_provider_refuses_is_seen_nowhere(servers: Servers, room: type[Scene], fault: str) -> None:
-    usual = seen(room(servers, (*PLAIN, USUAL), FAULTS[fault]))
-    assert usual["error"] == ""
-    assert [kind for kind, *_ in usual["lines"]].count("reserve") >= 1
-    assert seen(room(servers, NEIGHBOURS["replaced"], FAULTS[fault])) == usual
+def test_one_record_that_the_provider_refuses_is_seen_nowhere(
+    servers: Servers, usual_of: Callable[[type[Scene]], dict[str, Any]], room: type[Scene], fault: str
+) -> None:
+    assert seen(room(servers, NEIGHBOURS["replaced"], FAULTS[fault])) == usual_of(room)
 
 
 @every_room
 @pytest.mark.parametrize("neighbour", [name for name in NEIGHBOURS if name != "replaced"])
-def test_how_many_records_are_refused_is_seen_nowhere(servers: Servers, room: type[Scene], neighbour: str) -> None:
-    usual = seen(room(servers, (*PLAIN, USUAL), None))
-    assert usual["error"] == ""
-    assert seen(room(servers, NEIGHBOURS[neighbour], echoing_400())) == usual
+def test_how_many_records_are_refused_is_seen_nowhere(
+    servers: Servers, usual_of: Callable[[type[Scene]], dict[str, Any]], room: type[Scene], neighbour: str
+) -> None:
+    assert seen(room(servers, NEIGHBOURS[neighbour], echoing_400())) == usual_of(room)
 
 
 @pytest.mark.parametrize("room", [Voting, Labelling], ids=lambda room: room.__name__)
 def test_one_record_that_takes_too_long_is_seen_nowhere_but_in_the_time(
-    servers: Servers, room: type[Scene], monkeypatch: pytest.MonkeyPatch
+    servers: Servers,
+    usual_of: Callable[[type[Scene]], dict[str, Any]],
+    room: type[Scene],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = seen(room(servers, (*PLAIN, USUAL), None))
-    assert usual["error"] == ""
+    usual = usual_of(room)
     scene = room(servers, NEIGHBOURS["replaced"], slow(600.0))
     give_up_soon(monkeypatch, scene.served)
     assert seen(scene) == usual
@@ -246,10 +263,11 @@ def numbered(request: Received) -> Fault:
 
 
 @every_room
-def test_what_comes_with_an_answer_is_in_nothing_that_leaves(servers: Servers, room: type[Scene]) -> None:
+def test_what_comes_with_an_answer_is_in_nothing_that_leaves(
+    servers: Servers, usual_of: Callable[[type[Scene]], dict[str, Any]], room: type[Scene]
+) -> None:
     """Ids and fingerprints that change with every answer, as of a model that was changed silently, have no effect."""
-    usual = seen(room(servers, (*PLAIN, USUAL), None))
-    assert usual["error"] == ""
+    usual = usual_of(room)
     scene = room(servers, (*PLAIN, USUAL), None)
     scene.served.script(numbered, when=RECORD)
     assert seen(scene) == usual
