@@ -266,7 +266,7 @@ THREATS: dict[str, Threat] = {
         "10 MB records, a million records, 100,000 labels",
         (
             f"{RECORDS}::test_a_record_of_ten_megabytes_is_cut_at_the_public_cap_and_refused_nowhere",
-            f"{RECORDS}::test_a_million_records_make_no_more_calls_than_ten",
+            f"{RECORDS}::test_a_hundred_thousand_records_make_no_more_calls_than_ten",
             f"{RECORDS}::test_as_many_labels_as_records_are_read_in_time_that_grows_with_both",
             "unit_tests/privacy/data/test_units.py::test_text_is_cut_at_the_public_cap_and_never_refused",
         ),

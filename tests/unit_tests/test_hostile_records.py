@@ -66,11 +66,11 @@ def said(texts: list[str]) -> list[dict[str, str]]:
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_million_records_make_no_more_calls_than_ten() -> None:
+def test_a_hundred_thousand_records_make_no_more_calls_than_ten() -> None:
     calls = []
-    for count in (10, 1_000_000):
+    for count in (10, 100_000):
         engine = SpyBackend(word_copier(WORDS), vocabulary=WORDS)
-        made = template(["my card"] * count, engine, size=1_000_000)
+        made = template(["my card"] * count, engine, size=100_000)
         assert [sorted(example) for example in made.examples] == [["text"]]
         calls.append([len(prompts) for prompts in engine.private_prompts])
     assert calls[0] == calls[1] == [3]
