@@ -33,8 +33,8 @@ TOKENS = 4
 
 @cache
 def examples_on(folder: Path, **options: Any) -> PrivateExamples:
-    """The examples of a ledger: in one process a ledger has one object of them."""
-    return private_examples(dataset_id=f"examples {folder.name}", **options)
+    """The examples of a ledger: in one process a ledger has one object of them. Prices are remembered by their name."""
+    return private_examples(dataset_id="examples", **options)
 
 
 class Process:

@@ -37,13 +37,15 @@ class Acting(FakeBackend):
 
 
 NOTES = [{"text": f"my card was declined {CANARY}"}] * 300 + [{"text": f"my transfer is late {CANARY}"}] * 300
-TRIPS = [{"text": f"a card {CANARY}"}] * 350 + [{"text": f"a boat {CANARY}"}] * 250
 
 
 @cache
-def notes_on(ledger_id: str, *, of_trips: bool = False) -> PrivateExamples:
-    """The notes of a ledger: in one process a ledger has one object of them."""
-    return PrivateExamples(TRIPS if of_trips else NOTES, public_size=600, dataset_id=f"notes {ledger_id}")
+def notes_on(ledger_id: str) -> PrivateExamples:
+    """The notes of a ledger: in one process a ledger has one object of them.
+
+    All have one name: prices are remembered by events, which name the data set whose labels they split.
+    """
+    return PrivateExamples(NOTES, public_size=600, dataset_id="notes")
 
 
 class TestDemonstrations(JournalContract):
