@@ -39,12 +39,12 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
         yield {"url": server.url}
 
 
-def test_workers_make_their_own_model_and_write_with_it(where: dict[str, str], tmp_path: Path) -> None:
+def test_a_worker_makes_its_own_model_and_writes_with_it(where: dict[str, str], tmp_path: Path) -> None:
     ledger, memo = tmp_path / "budget.db", tmp_path / "released.db"
     budget = PrivacyBudgetCallbackHandler.create(ledger, epsilon=20.0, delta=1e-5).budget
     SQLiteMemo(memo)
     options = {"ledger": str(ledger), "memo": str(memo), **where}
-    with RayExecutor("tests.ray_places:hosted", options=options, num_workers=2) as workers:
+    with RayExecutor("tests.ray_places:hosted", options=options, num_workers=1) as workers:
         made = DemonstrationSynthesizer.from_private_examples(
             ray_places.records(str(ledger)),
             llm=ray_places.hosted_model(**where),
