@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -20,19 +21,21 @@ def named(page: Path) -> set[str]:
     return {name.rstrip("/") for name in re.findall(r"`([\w/]+(?:\.py|/))`", text) if not name.startswith("tests/")}
 
 
+@functools.cache
+def core() -> frozenset[str]:
+    modules = modules_of(PACKAGE)
+    return frozenset(modules[name].relative_to(PACKAGE).as_posix() for name in core_of(modules))
+
+
 def test_an_auditor_is_told_every_file_that_the_core_imports_and_no_other() -> None:
     text = AUDITED.read_text(encoding="utf-8").partition("## What runs beside the core")[0]
     rows = re.findall(r"^- `([\w/]+\.py)`: ", text, flags=re.MULTILINE)
-    modules = modules_of(PACKAGE)
-    core = {modules[name].relative_to(PACKAGE).as_posix() for name in core_of(modules)}
-    assert sorted(rows) == sorted(core)
+    assert sorted(rows) == sorted(core())
 
 
 def test_an_auditor_is_told_what_of_the_folders_of_the_core_runs_for_a_vote_beside_it() -> None:
-    modules = modules_of(PACKAGE)
-    core = {modules[name].relative_to(PACKAGE).as_posix() for name in core_of(modules)}
     ran = {Path(file).relative_to(PACKAGE).as_posix() for file in files_of_a_vote(with_build=True)}
-    beside = {file for file in ran - core if file.startswith(("privacy/", "release/", "budget/"))}
+    beside = {file for file in ran - core() if file.startswith(("privacy/", "release/", "budget/"))}
     section = AUDITED.read_text(encoding="utf-8").partition("## What runs beside the core")[2].partition("\n## ")[0]
     assert sorted(re.findall(r"^- `([\w/]+\.py)`: ", section, flags=re.MULTILINE)) == sorted(beside)
 
