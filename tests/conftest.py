@@ -31,6 +31,9 @@ from tests.traced import is_traced
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 
+# For each word of a parser argparse looks through the disk for a translation, in every language but this one.
+os.environ.setdefault("LANGUAGE", "C")
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # A busy machine is slow: Hypothesis neither times examples nor how they are made, which it takes for a fault of the test.
