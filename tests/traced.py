@@ -142,7 +142,7 @@ A_FEW = {
         "noise_multiplier",
     ),
     "test_every_design_of_a_generation_verifies": ("12001",),
-    "test_every_kind_in_every_other_is_refused_or_keeps_the_laws": ("allocated-sampled_ball",),
+    "test_every_kind_in_every_other_is_refused_or_keeps_the_laws": ("allocated-sampled_ball", "repeated-pure-"),
     "test_what_a_labeler_leaves_behind_verifies_in_every_form": ("one_sample-permute_and_flip",),
 }
 """Tests of which only the cases are traced whose id has one of these in it: they pass every branch that the others do."""
