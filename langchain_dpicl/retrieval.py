@@ -164,6 +164,7 @@ class IndividualFilter(Uncopyable):
 
     def _on_disk(self, balances: SQLiteBalances, pay: TicketCharge) -> FilteredSample:
         terms = self._terms()
+        balances.make_room(self.private.public_size_of(None))
         if balances.bind_filter(terms) is None:
             opened: FilteredSample | None = None
             try:

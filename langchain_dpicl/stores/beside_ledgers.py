@@ -33,7 +33,8 @@ from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, M
 from langchain_dpicl.stores.rows import LedgerHead
 from langchain_dpicl.stores.sqlite_file import _check_local, check_free, check_new_name, check_no_log, sync_folder
 
-# EXTRA: the removal of the journal, which ends a commit, is on the disk as well.
+# EXTRA: the removal of the journal, which ends a commit, is on the disk as well. A journal that stays is ended by zeros
+# at its beginning, which are on the disk then, too.
 _CONNECTION = "PRAGMA synchronous = EXTRA; PRAGMA fullfsync = 1; PRAGMA trusted_schema = 0; PRAGMA cell_size_check = 1"
 _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
 _PATIENCE, _PAUSE = 0.02, 0.01
@@ -58,6 +59,8 @@ class FileKind:
     version: int
     tables: Callable[[], str]
     repair: str
+    keeps_journal: bool = False
+    """Whether the journal stays, without content that counts, so that no later write needs space for it."""
 
 
 class PerCallFile:
@@ -108,6 +111,8 @@ class PerCallFile:
         """Returns a connection inside a transaction, which the stack closes; None if another process has the lock."""
         try:
             connection = stack.enter_context(contextlib.closing(_connect(self.path, _PATIENCE)))
+            if self._kind.keeps_journal:
+                connection.execute("PRAGMA journal_mode = PERSIST")
             connection.execute(begin)
             self._check_kind(connection)  # this first read gives a reader its shared lock
         except sqlite3.OperationalError as error:
@@ -345,6 +350,10 @@ WHEN NEW.releases < OLD.releases OR NEW.secret IS NOT OLD.secret OR (OLD.terms I
     AND (NEW.terms IS NOT OLD.terms OR NEW.line IS NOT OLD.line OR NEW.most IS NOT OLD.most))
 BEGIN SELECT RAISE(ABORT, 'a filter only grows'); END;
 """
+_NEW_ROOM, _END_ROOM = "CREATE TABLE IF NOT EXISTS room (filler BLOB)", "DROP TABLE IF EXISTS room"
+_ROOM_PIECE, _LEAST_ROOM = 1 << 16, 1 << 16
+_BYTES_PER_UNIT = 128
+"""Set aside for each declared unit: twice what its row takes up, as pages are not filled."""
 _COUNT = "INSERT INTO taken (unit, count) VALUES (?, 1) ON CONFLICT (unit) DO UPDATE SET count = count + 1"
 
 
@@ -359,6 +368,7 @@ _BALANCES_KIND = FileKind(
     version=1,
     tables=_tables_of_new_balances,
     repair="Nothing is granted. An older copy is refused as well: declare another component, which pays again.",
+    keeps_journal=True,
 )
 
 
@@ -372,6 +382,7 @@ class SQLiteBalances(Opaque):
         it up debits no other's: what stands in the file's place is looked at in each transaction.
       - An older copy of it, or one of two copies that go on, is refused: the ledger counts releases, too, and a file
         that knows of fewer has missed some. It is looked at before the debits and once more when the ledger has them.
+      - Behind `make_room` no debit makes the file or its journal longer, however many units take part.
       - A unit stands in it under a keyed hash of its name, and how often it took part. The key stands there as well, so
         who reads the file can look for names that they know: protect it as the documents are.
       - A file of another kind, a broken one and one on a network file system are refused, and no error names a unit.
@@ -453,6 +464,34 @@ class SQLiteBalances(Opaque):
         result = self._file.write(take)
         self._terms = wanted
         return result
+
+    def make_room(self, units: int) -> None:
+        """Gives the file and its journal the size that they need for all units; call it before a record is read.
+
+        How much a debit writes follows from who takes part, and so would its failure on a full disk.
+
+        Args:
+          units: declared number of units; there is room for about twice as many.
+
+        Raises:
+          LedgerError: there is no space, or the file cannot be written.
+        """
+        size = _LEAST_ROOM + _BYTES_PER_UNIT * check_int("units", units, low=1)
+        if min(map(_size_of, (self.path, self.path.with_name(f"{self.path.name}-journal")))) >= size:
+            return
+
+        def fill_file(connection: sqlite3.Connection) -> None:
+            connection.execute(_NEW_ROOM)
+            pieces = [(_ROOM_PIECE,)] * -(-size // _ROOM_PIECE)
+            connection.executemany("INSERT INTO room VALUES (randomblob(?))", pieces)  # a disk may leave zeros out
+
+        def fill_journal(connection: sqlite3.Connection) -> None:
+            connection.execute(_NEW_ROOM)  # another process may have ended it
+            connection.execute("UPDATE room SET filler = randomblob(?)", (_ROOM_PIECE,))
+
+        self._file.write(fill_file)
+        self._file.write(fill_journal)
+        self._file.write(lambda connection: connection.execute(_END_ROOM))  # its pages stay in the file, free
 
     def debit(self, units: Sequence[str], settled: int) -> list[bool]:
         """Takes one participation off every unit that has one left, durably; see `Balances`.
@@ -562,6 +601,13 @@ class SQLiteBalances(Opaque):
 
     def __repr__(self) -> str:
         return f"SQLiteBalances({self.path.name!r}, content=<private>)" if hasattr(self, "_file") else "SQLiteBalances"
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _participations(connection: sqlite3.Connection, name: bytes) -> int:

@@ -37,6 +37,7 @@ from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.release.samples import FilteredQuery, PoolTexts
 from langchain_dpicl.retrieval import IndividualFilter
+from langchain_dpicl.stores import beside_ledgers
 from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 from tests.retrieval_doubles import CANARY, FRESH, NEAR, TopicEmbeddings, examples, house, record, records, voter, votes
 
@@ -134,6 +135,23 @@ def test_a_reader_of_the_file_costs_no_filter(tmp_path: Path) -> None:
     with others_at(tmp_path / "balances.db"):
         assert votes(made.invoke("cough")) == {"yes": 3, "no": 0}
     assert votes(durable(tmp_path).invoke("cough 2")) == {"yes": 3, "no": 0}
+
+
+def test_a_full_disk_answers_alike_whether_nobody_or_everybody_takes_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = durable(tmp_path, private=examples(*records("cough", "yes", 200)))
+    made.warm_up()
+    connect = beside_ledgers._connect
+
+    def full(path: Path, timeout: float) -> sqlite3.Connection:
+        connection = connect(path, timeout)
+        connection.execute("PRAGMA max_page_count = 1")  # that is, as many as there are
+        return connection
+
+    monkeypatch.setattr(beside_ledgers, "_connect", full)
+    assert votes(made.invoke("what of the weather?")) == {"yes": 0, "no": 0}
+    assert votes(made.invoke("what of the cough?"))["yes"] > 0
 
 
 def test_the_ledger_is_not_waited_for_with_the_file_locked(tmp_path: Path) -> None:

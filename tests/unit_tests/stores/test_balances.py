@@ -187,3 +187,32 @@ def test_a_file_without_the_row_of_its_filter_is_refused_as_a_broken_one(tmp_pat
         balances.debit(["unit"], 0)
     with pytest.raises(LedgerError, match="broken or foreign"):
         SQLiteBalances(path).bind_filter(TERMS)
+
+
+def sizes(path: Path) -> list[int]:
+    return [one.stat().st_size for one in (path, path.with_name(f"{path.name}-journal"))]
+
+
+def test_no_debit_takes_space_that_was_not_set_aside_before(tmp_path: Path) -> None:
+    """The bytes that a debit needs follow from who takes part: on a full disk its failure would tell."""
+    balances = taken(tmp_path / "balances.db")
+    balances.make_room(3_000)
+    kept = sizes(balances.path)
+    for count in (0, 1, 3_000, 3_000):
+        balances.debit([f"unit {number}" for number in range(count)], 0)
+        assert sizes(balances.path) == kept
+    SQLiteBalances(balances.path).make_room(3_000)
+    assert sizes(balances.path) == kept
+    assert counted(balances.path)[0] == 4
+
+
+def test_room_that_was_half_made_when_its_process_died_is_made_again(tmp_path: Path) -> None:
+    balances = taken(tmp_path / "balances.db")
+    with contextlib.closing(sqlite3.connect(balances.path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE room (filler BLOB)")
+    balances.make_room(500)
+    kept = sizes(balances.path)
+    assert balances.debit([f"unit {number}" for number in range(500)], 0) == [True] * 500
+    assert sizes(balances.path) == kept
+    with contextlib.closing(sqlite3.connect(balances.path)) as connection:
+        assert connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'room'").fetchone() is None
