@@ -29,46 +29,76 @@ Answer = Callable[[GrowingBatch, list[list[int]]], Sequence[Any] | Floats]
 """Takes a new batch and the rows to start it with; returns one answer per row."""
 
 
-def answer_rows(engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None]) -> None:
+def answer_rows(
+    engine: Engine,
+    private: PrivateRows,
+    answer: Answer,
+    put: Callable[[int, Any], None],
+    *,
+    what: str,
+    longest: Answer,
+) -> None:
     """Calls `put` with the answer of every row that has one.
 
-    If a chunk fails, each of its rows runs again in its own place beside empty ones, so that its bits stay the same.
+    If a chunk fails, or does not fit into memory, each of its rows runs again in its own place beside empty ones, so
+    that its bits stay the same. How many rows run together is found out before, with public rows: what rows make a
+    model write takes memory, and how many there are, so neither may change the shape of the others.
+
+    Args:
+      engine: runs them.
+      private: the rows.
+      answer: answers them.
+      put: takes a row's number and its answer.
+      what: public name of the kind of answer; those of one kind and shape take the same memory at most.
+      longest: takes as much memory as `answer` can with any rows.
     """
+    if not (count := len(private.rows)):
+        return
+
+    def run_public(shape: BatchShape) -> object:
+        return longest(engine.batch(shape), [[engine.vocabulary.filler]] * shape.size)
+
     with engine.lock:
-        count = len(private.rows)
-        place = 0
-        while place < count:
-            size = engine.size_for("units", engine.row_batch, private.shape)
+        size = engine.size_that_fits(what, private.shape, run_public)
+        for place in range(0, count, size):
             members = dict(enumerate(range(place, min(place + size, count))))
             engine.body.hooks.check()
-            fits = _put_chunk(engine, private, answer, put, members)
-            if fits:
-                place += size
-            elif not engine.spare():
-                engine.shrink("units", engine.row_batch, private.shape, size=size)
-                place = 0  # all rows are computed at the same size
+            _put_chunk(engine, private, answer, put, members, size=size)
 
 
 def _put_chunk(
-    engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
-) -> bool:
-    """Puts the answers of one chunk, or of each of its rows; False if memory ran out for the chunk.
+    engine: Engine,
+    private: PrivateRows,
+    answer: Answer,
+    put: Callable[[int, Any], None],
+    members: dict[int, int],
+    *,
+    size: int,
+) -> None:
+    """Puts the answers of one chunk, or of each of its rows; a row that fails or does not fit even alone has none."""
 
-    A row alone takes no more memory than its chunk: if memory runs out then, that row fails.
-    """
-    outcome = run_guarded(lambda: _put_answers(engine, private, answer, put, members))
-    if outcome is None:
+    def put_those(some: dict[int, int]) -> bool | None:
+        return run_guarded(lambda: _put_answers(engine, private, answer, put, some, size=size))
+
+    outcome = put_those(members)
+    while outcome is False and engine.spare():
+        outcome = put_those(members)
+    if not outcome:
         engine.free()
         for place, row in members.items():
-            run_guarded(lambda one={place: row}: _put_answers(engine, private, answer, put, one))  # type: ignore[misc]
-    return outcome is not False
+            put_those({place: row})
 
 
 def _put_answers(
-    engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
+    engine: Engine,
+    private: PrivateRows,
+    answer: Answer,
+    put: Callable[[int, Any], None],
+    members: dict[int, int],
+    *,
+    size: int,
 ) -> bool:
     """Puts the answers of rows; False if memory ran out; raises every other error."""
-    size = engine.size_for("units", engine.row_batch, private.shape)
     rows = [private.rows[members[place]] if place in members else None for place in range(size)]
     try:
         with torch.inference_mode():
@@ -128,7 +158,14 @@ def complete_private(
     rows = reader.rows(prompts, shared="", begun=begun, cap=cap)
     private = PrivateRows([row and row[len(shape.shared) :] for row in rows], "units", shape, has_public=False)
     texts = [""] * len(prompts)
-    answer_rows(engine, private, lambda batch, rows: _write(engine, batch, rows, job, steps=steps), texts.__setitem__)
+    answer_rows(
+        engine,
+        private,
+        lambda batch, rows: _write(engine, batch, rows, job, steps=steps),
+        texts.__setitem__,
+        what="texts",
+        longest=lambda batch, rows: _write(engine, batch, rows, None, steps=steps),
+    )
     return texts
 
 
@@ -220,20 +257,25 @@ def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: i
 
 
 def _write(
-    engine: Engine, batch: GrowingBatch, rows: Sequence[Sequence[int]], job: CompletionRequest, *, steps: int
+    engine: Engine,
+    batch: GrowingBatch,
+    rows: Sequence[Sequence[int]],
+    job: CompletionRequest | None,
+    *,
+    steps: int,
 ) -> list[str]:
-    """Returns one text per row, all written together until the last has ended."""
-    texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
+    """Returns one text per row, all written together until the last has ended; without a job, what never ends."""
+    texts = [] if job is None else [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
     for remaining in range(steps, 0, -1):
         settled = engine.settle(raw)
-        if job.taste.temperature == 0:
+        if job is None or job.taste.temperature == 0:
             tokens = likeliest(settled, engine.vocabulary)
         else:
             tokens = draw_tokens(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
-        for text, token in zip(texts, tokens.tolist(), strict=True):
+        for text, token in zip(texts, tokens.tolist(), strict=job is not None):
             text.add(token)
-        if remaining == 1 or all(text.has_ended for text in texts):
+        if remaining == 1 or (texts and all(text.has_ended for text in texts)):
             break
         raw = batch.step(_to_device(engine, tokens))
     return [text.read() for text in texts]
@@ -258,7 +300,10 @@ def score(engine: Engine, reader: Prompts, prompts: Sequence[str], choices: Sequ
         def put(row: int, row_scores: Floats, places: list[int] = places) -> None:
             out[places[row]] = row_scores
 
-        answer_rows(engine, private, lambda batch, rows, tokens=tokens: likelihoods(engine, batch, rows, tokens), put)  # type: ignore[misc]
+        def scored(batch: GrowingBatch, rows: Sequence[Sequence[int]], tokens: Any = tokens) -> Floats:
+            return likelihoods(engine, batch, rows, tokens)
+
+        answer_rows(engine, private, scored, put, what="choices", longest=scored)
     return out
 
 

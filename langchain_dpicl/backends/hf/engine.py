@@ -88,6 +88,7 @@ class Engine:
         self._layout: type[LeftBatch | RightBatch] | None = None
         self._shares = False
         self._sizes: dict[tuple[Kind, int, int, int], int] = {}
+        self._fitting: dict[tuple[str, BatchShape], int] = {}
 
     def batch(self, shape: BatchShape) -> GrowingBatch:
         """Returns a new batch."""
@@ -214,6 +215,26 @@ class Engine:
                 self._sizes[key] = self._attempt(kind, 1 if self.body.facts.mixes_rows else wanted, shape)
         return self._sizes[key]
 
+    def size_that_fits(self, what: str, shape: BatchShape, run: Callable[[BatchShape], object]) -> int:
+        """Returns how many of a secret number of rows run together; public, and tested once, by `run`.
+
+        Args:
+          what: public name of what is run.
+          shape: of one row.
+          run: runs public rows at a shape, with as much memory as any private ones can take.
+        """
+        key = (what, shape)
+        if key not in self._fitting:
+            size = self.size_for("units", self.row_batch, shape)
+            with self.lock, torch.inference_mode():
+                while self._fits(lambda size=size: _ended(run, replace(shape, size=size))) is None:  # type: ignore[misc]
+                    self.free()
+                    if size == 1:
+                        raise ModelCallError(no_room(1))
+                    size = self._attempt("units", (size + 1) // 2, shape)
+            self._fitting[key] = size
+        return self._fitting[key]
+
     def shrink(self, kind: Kind, wanted: int, shape: BatchShape, *, size: int) -> None:
         """Remembers that `size` rows do not fit."""
         self.free()
@@ -323,6 +344,16 @@ class Engine:
         shares = [torch.from_numpy(probabilities(one, ids)).view(torch.int64) for one in settled]
         bits = [one.contiguous().view(torch.uint8).to("cpu", torch.int64) for one in (*states, *settled)]
         return torch.cat([*bits, *shares], dim=1)
+
+
+def _ended(run: Callable[[BatchShape], object], shape: BatchShape) -> bool:
+    """Runs something; True if memory did not run out, whatever else it raises."""
+    try:
+        run(shape)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+    return True
 
 
 def no_room(size: int) -> str:

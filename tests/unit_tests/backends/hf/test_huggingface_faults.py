@@ -173,6 +173,65 @@ class TestOneRowThatRaises:
         assert sizes(backend) == learnt
 
 
+class Lengthy:
+    """Runs out of memory where more than two rows together have written more than some tokens.
+
+    Its kernels round otherwise for batches of two, as kernels of other shapes do.
+    """
+
+    def __init__(self, model):
+        self.failures = 0
+        model.register_forward_pre_hook(self._note, with_kwargs=True)
+        model.model.norm.register_forward_hook(self._rounded)
+
+    def _note(self, module, args, kwargs):
+        if len(kwargs["input_ids"]) > 2 and kwargs["past_key_values"].get_seq_length() > 40 + 18:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def _rounded(self, module, args, output):
+        return output + (len(output) == 2) * torch.linspace(-1.0, 1.0, output.shape[-1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+class TestTextsOfASecretNumberOfRows:
+    others = ("a lake", PROMPTS[3], "a lake ")
+
+    def test_a_text_too_long_for_its_batch_costs_no_other_row_a_bit(self, name):
+        """The length of a text is private: other rows may not be written again in batches of another size for it."""
+        model = MODELS[name]()
+        backend = engine(model)
+        lengthy = Lengthy(model)
+        asked = {"max_tokens": 24, "stop": ["nd"]}
+        short = backend.complete([*self.others, "a lake", *self.others], **asked)
+        failed, learnt = lengthy.failures, sizes(backend)
+        for rows in (self.others, ()):
+            long = backend.complete([*self.others, "b", *rows], **asked)
+            assert long[:3] + long[4:] == (short[:3] + short[4:])[: 3 + len(rows)]
+            assert len(long[3]) > 24
+        assert lengthy.failures == failed
+        assert sizes(backend) == learnt
+
+    @pytest.mark.parametrize("ask", ["texts", "choices"])
+    def test_a_batch_that_does_not_fit_for_once_costs_its_own_rows_at_most(self, name, ask):
+        model = MODELS[name]()
+        backend = engine(model)
+        asked = {
+            "texts": lambda: backend.complete(UNITS, max_tokens=3),
+            "choices": lambda: backend.score_choices(UNITS, [" red", " blue"]).tolist(),
+        }[ask]
+        expected, learnt = asked(), sizes(backend)
+        narrow = doubles.Narrow(model)
+        narrow.fail_in(0)
+        assert asked() == expected  # row by row, in the places and the shape of their batch
+        narrow.fail_in(0)
+        narrow.fail_in(1)
+        found = asked()
+        assert [place for place in range(20) if found[place] != expected[place]] == [0]
+        assert narrow.failures == 3
+        assert sizes(backend) == learnt
+
+
 @pytest.mark.parametrize("name", MODELS)
 class TestASecretNumberOfRows:
     def test_decides_nothing_that_is_seen(self, name):

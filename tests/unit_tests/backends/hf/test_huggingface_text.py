@@ -228,6 +228,7 @@ class TestWriting:
     def test_the_context_ends_a_text(self):
         model = tiny_hf.llama(context=64)
         backend = engine(model)
+        backend.complete([OTHER], max_tokens=500, public=False)  # finds out, with public rows, how many run together
         watched = doubles.Watched(model)
         backend.complete([OTHER], max_tokens=500, public=False)
         assert len(watched.shapes) < 64
