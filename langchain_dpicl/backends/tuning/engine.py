@@ -24,7 +24,7 @@ from langchain_dpicl.backends.hf import loading, model_checks
 from langchain_dpicl.backends.hf import model_checks as weights
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
 from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
-from langchain_dpicl.backends.rows.gradient_rows import Groups, StartAgainError
+from langchain_dpicl.backends.rows.gradient_rows import Groups
 from langchain_dpicl.backends.tuning.prompted_model import (
     METHODS,
     PROBE,
@@ -53,7 +53,7 @@ _FEWEST_ROUNDS = 6
 _NUM_TEST_ROWS = 64
 """Public rows that are compared before a size is trusted, and fewest rounds."""
 _CHECKED = 3
-"""Made-up rows of which at least one must have numbers for the model to count as working."""
+"""Made-up rows, at least, of which one must have numbers for the model to count as working."""
 
 
 class MicroBatches:
@@ -106,16 +106,26 @@ class MicroBatches:
             return np.asarray(torch.where(fine[:, None], gradients, 0.0).cpu().numpy(), dtype=np.float32)
 
     def check(self, vector: torch.Tensor) -> None:
-        """Computes the gradients of made-up rows until one has numbers; raises ModelCallError if none has."""
-        fault = ""
+        """Computes the gradients of made-up rows until one has numbers; raises ModelCallError if none has.
+
+        As many run together as private ones, in every step, so that memory that gets less is noticed with public rows.
+        """
+        fault, size = "", self.size()
         try:
-            tried = (self._taken(vector, [self._public_read(number)])[1] for number in range(1, 1 + _CHECKED))
-            fault = "" if any(bool(fine) for fine in tried) else _NO_NUMBERS
+            fault = "" if self._has_numbers(vector, size) else _NO_NUMBERS
         except Exception as error:  # noqa: BLE001  whatever a model raises
             fault = _NO_ROOM if is_out_of_memory(error) else f"the model failed on public rows: {type(error).__name__}"
-        if fault:
+        if fault == _NO_ROOM and size > 1:
+            self.shrink(size)
+            self.check(vector)
+        elif fault:
             self.free()
             raise ModelCallError(fault)
+
+    def _has_numbers(self, vector: torch.Tensor, size: int) -> bool:
+        firsts = range(1, 1 + _CHECKED, size)
+        batches = ([self._public_read(first + place) for place in range(size)] for first in firsts)
+        return any(bool(self._taken(vector, batch)[1].any()) for batch in batches)
 
     def losses(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float64]:
         """Returns float64[rows]; NaN for a row that is None."""
@@ -124,23 +134,23 @@ class MicroBatches:
             losses = self._losses(copies, reads).double().cpu().numpy()
         return np.where([read is not None for read in reads], losses, np.nan)
 
-    def private(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | None:
-        """Returns `gradients` of at most `size` rows, with empty rows in the other places; None if memory ran out.
+    def private(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32]:
+        """Returns `gradients` of at most `size` rows, with empty rows in the other places.
 
-        If a batch fails, each of its rows runs again in its own place beside empty ones, with the same bits.
+        If a batch fails, or does not fit into memory, each of its rows runs again in its own place beside empty ones,
+        with the same bits. A size that got too large is noticed by `check`: how many batches there are is private, and
+        one batch more may not change the size, and so the bits, of the others.
         """
         size = self.size()
         filled = [*reads, *[None] * (size - len(reads))]
-        outcome = run_guarded(lambda: self._unless_full(vector, filled))
+        outcome = run_guarded(lambda: self.gradients(vector, filled))
         if outcome is not None:
-            return outcome[: len(reads)] if isinstance(outcome, np.ndarray) else None
+            return outcome[: len(reads)]
         self.free()
         rows = np.zeros((len(reads), self.folding.width), np.float32)
         for place in range(len(reads)):
             alone = [read if at == place else None for at, read in enumerate(filled)]
-            one = run_guarded(lambda alone=alone: self._unless_full(vector, alone))  # type: ignore[misc]
-            if isinstance(one, bool):
-                return None
+            one = run_guarded(lambda alone=alone: self.gradients(vector, alone))  # type: ignore[misc]
             if one is not None:
                 rows[place] = one[place]
         return rows
@@ -156,15 +166,6 @@ class MicroBatches:
         with torch.no_grad():
             gradients = self.folding.pull(vector, of_copies)
             return gradients, losses.isfinite() & gradients.isfinite().all(dim=1)
-
-    def _unless_full(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | bool:
-        """Returns gradients; False if memory ran out; raises every other error."""
-        try:
-            return self.gradients(vector, reads)
-        except Exception as error:
-            if is_out_of_memory(error):
-                return False
-            raise
 
     def _read(self, example: TrainingExample) -> Read:
         read = self.reader.read(example)
@@ -384,9 +385,6 @@ _PEFT_TASKS = {
 }
 
 
-_AGAIN = "the model ran out of memory halfway; the engine runs fewer rows at a time from now on: call again"
-
-
 class PromptEngine(Uncopyable):
     """A frozen model, a task, and the prompt that is trained; implements `GradientBackend`.
 
@@ -546,7 +544,6 @@ class PromptEngine(Uncopyable):
         """Hands `add` the rows of PRIVATE groups; see `GradientBackend`.
 
         Raises:
-          StartAgainError: memory ran out half-way: rows handed over so far are void, and the next call takes less.
           UnsilencableModelError: somebody else's hook would see the examples.
         """
         live = [group for group in groups if group]
@@ -558,11 +555,7 @@ class PromptEngine(Uncopyable):
             for chunk in _chunks(live, size):
                 self.prompted.hooks.check()
                 reads = [self._batches.read(example) for example in chunk]
-                rows = self._batches.private(vector, reads)
-                if rows is None:
-                    self._batches.shrink(size)
-                    raise StartAgainError(_AGAIN)
-                means.hand(rows, add)
+                means.hand(self._batches.private(vector, reads), add)
 
     async def agradients(self, parameters: Floats, groups: Groups, *, add: Callable[[RealRows], None]) -> None:
         """Is `gradients`, in a worker thread."""

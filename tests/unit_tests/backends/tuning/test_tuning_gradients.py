@@ -15,7 +15,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
-from langchain_dpicl.backends.rows.gradient_rows import GradientRequest, StartAgainError
+from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.backends.tuning import engine as micro
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import METHODS, Method
@@ -493,7 +493,8 @@ class _Narrow:
             self.sizes.append(len(prompts))
             if len(prompts) > self.most or len(self.sizes) in self.fails_at:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            return inner(prompts, *args, **given)
+            found = inner(prompts, *args, **given)
+            return found * (1.0 + 1e-3 * (len(prompts) == 2))  # as kernels of other shapes, which round otherwise
 
         made.prompted.forward = forward
 
@@ -528,42 +529,49 @@ class TestMemory:
             with pytest.raises(ModelCallError, match="a single row; lower max_input_tokens"):
                 call()
 
-    def test_memory_that_runs_out_half_way_starts_the_step_anew(self) -> None:
-        told = engine("llama", "prefix", micro_batch=2)
+    def test_a_micro_batch_more_that_does_not_fit_moves_no_other_row(self) -> None:
+        """How many units there are is private: one more, whose micro-batch does not fit, costs its own row at most."""
         made = engine("llama", "prefix", micro_batch=4)
-        parameters, groups = start(told), [[one] for one in examples(told) * 3]
+        parameters, groups = start(made), [[one] for one in examples(made) * 2][:5]
         narrow = _Narrow(made)
+        made.check(parameters)
+        four = rows_of(made, parameters, groups[:4])
+        for fails in ({2}, {2, 3}):
+            narrow.fails_at = {len(narrow.sizes) + one for one in fails}
+            total = Total()
+            GradientRequest(made, parameters, groups, total).run()
+            assert total.cleared == 0
+            assert [bits(row) for row in total.rows[:4]] == [bits(row) for row in four]
+            assert total.rows[4].any() == (fails == {2})  # alone, in the shape of its micro-batch
         assert made.check() == 4
-        narrow.fails_at = {len(narrow.sizes) + 2}  # the second micro-batch
-        total = Total()
-        GradientRequest(made, parameters, groups, total).run()
-        assert total.cleared == 1
-        assert made.check() == 2
-        assert [bits(row) for row in total.rows] == [bits(row) for row in rows_of(told, parameters, groups)]
 
-    def test_who_calls_the_engine_directly_learns_that_rows_are_void(self) -> None:
-        made = engine("llama", "prefix")
-        made.check()
-        narrow = _Narrow(made, most=2)
-        with pytest.raises(StartAgainError, match="call again") as caught:
-            rows_of(made, start(made), [[one] for one in examples(made)])
-        assert isinstance(caught.value, ModelCallError)
-        assert narrow.sizes[-1] == 2
-        assert len(rows_of(made, start(made), [[one] for one in examples(made)])) == 4
+    def test_memory_that_got_less_is_noticed_with_public_rows_in_every_step(self) -> None:
+        for units in (0, 3):
+            made = engine("llama", "prefix", micro_batch=4)
+            parameters = start(made)
+            narrow = _Narrow(made)
+            made.check(parameters)
+            narrow.most = 2
+            total = Total()
+            groups = [[one] for one in examples(made)[:units]]
+            GradientRequest(made, parameters, groups, total).run()
+            assert made.check() == 2
+            assert not np.any(total.rows)
+            GradientRequest(made, parameters, groups, total).run()
+            assert all(row.any() for row in total.rows[units:])
 
-    def test_a_row_that_is_asked_alone_after_a_fault_and_does_not_fit_starts_anew(self) -> None:
+    def test_a_row_that_is_asked_alone_after_a_fault_and_does_not_fit_counts_zero(self) -> None:
         clean = engine("llama", "prefix")
         (bad,) = clean.reader.tokens.encode("~")
         made = engine("llama", "prefix", model=raising(tiny_tuning.llama(), bad, RuntimeError()))
         made.check()
         narrow = _Narrow(made)
-        narrow.fails_at = {2}
+        narrow.fails_at = {3}
         batch = [TrainingExample("~", None, "good"), *examples(clean)]
         total = Total()
         GradientRequest(made, start(clean), [[one] for one in batch], total).run()
-        assert (total.cleared, made.check(), len(total.rows)) == (1, 2, len(batch))
-        assert not total.rows[0].any()
-        assert all(row.any() for row in total.rows[1:])
+        assert (total.cleared, made.check(), len(total.rows)) == (0, 4, len(batch))
+        assert [row.any() for row in total.rows] == [False, False, *[True] * (len(batch) - 2)]
 
 
 def test_a_thread_gives_the_same_rows() -> None:
