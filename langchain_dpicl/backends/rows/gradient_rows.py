@@ -20,8 +20,6 @@ from langchain_dpicl.exceptions import DPICLError, ModelCallError
 Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]
 """One group of examples per unit; None for a unit whose examples could not be rendered."""
 
-_MOST_STARTS = 64
-"""Limit of restarts; an engine halves its batches with each, so that it needs far fewer."""
 _STOPPED = "the engine of the gradients stopped. Check the model and call again."
 
 
@@ -33,10 +31,6 @@ class GradientTotal(Protocol):
 
     def clear(self) -> None:
         """Drops all rows."""
-
-
-class StartAgainError(ModelCallError):
-    """An engine must restart a call at a smaller public size; the rows handed over so far are void."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -96,22 +90,18 @@ class GradientRequest(Opaque):
     def _attempt(
         self, place: int | None, total: GradientTotal | _PendingRow
     ) -> EffectGenerator[DPICLError | _EngineDone | None]:
-        """Requests one group's row, or all, restarting as the engine asks; None: a group made it raise.
+        """Requests one group's row, or all; None: a group made it raise.
 
         No local may hold a group: Ctrl-C passes through this frame.
         """
-        for _ in range(_MOST_STARTS):
-            counted = _RowCounter(total, sum(map(bool, self._groups_at(place))))
-            try:
-                outcome: DPICLError | _EngineDone | None = yield _Call(
-                    self.backend, self.parameters, self._groups_at(place), counted
-                )
-            finally:
-                counted.close()
-            if not isinstance(outcome, StartAgainError):
-                return outcome
-            total.clear()
-        return ModelCallError(_STOPPED)
+        counted = _RowCounter(total, sum(map(bool, self._groups_at(place))))
+        try:
+            outcome: DPICLError | _EngineDone | None = yield _Call(
+                self.backend, self.parameters, self._groups_at(place), counted
+            )
+        finally:
+            counted.close()
+        return outcome
 
     def _groups_at(self, place: int | None) -> Groups:
         return self.groups if place is None else (self.groups[place],)

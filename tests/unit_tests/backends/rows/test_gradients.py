@@ -16,7 +16,7 @@ import pytest
 
 from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
-from langchain_dpicl.backends.rows.gradient_rows import GradientRequest, StartAgainError
+from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, PrivateAccessError
 from tests.doubles import PanicError
 
@@ -182,26 +182,6 @@ def test_a_row_half_handed_over_before_a_fault_is_none(way: str) -> None:
     assert asked(Late(), groups("a", "BAD", "ccc"), way).rows == [1.0, 3.0]
 
 
-def test_rows_of_a_call_that_starts_again_are_forgotten(way: str) -> None:
-    left = [2]
-
-    def starts_again() -> None:
-        left[0] -= 1
-        if left[0] >= 0:
-            raise StartAgainError
-
-    engine = Engine({"BAD": starts_again})
-    assert asked(engine, groups("a", "bb", "ccc", "BAD"), way).rows == [1.0, 2.0, 3.0, 3.0]
-    assert engine.calls == 3
-
-
-def test_an_engine_that_starts_again_for_ever_is_stopped(way: str) -> None:
-    engine = Engine({"BAD": raise_(StartAgainError())})
-    with pytest.raises(ModelCallError):
-        asked(engine, groups("a", "BAD"), way)
-    assert engine.calls < 100
-
-
 def test_ctrl_c_goes_on_from_a_frame_that_holds_nothing(way: str) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         asked(Engine({"BAD": raise_(KeyboardInterrupt(CANARY))}), groups("a", "BAD" + CANARY), way)
@@ -303,18 +283,6 @@ def test_rows_that_come_after_their_call_has_ended_are_not_added_twice(way: str)
     for thread in engine.threads:
         thread.join()
     assert len(total.rows) == 3
-
-
-def test_a_fault_and_a_shortage_of_memory_together_stop_nothing(way: str) -> None:
-    class Short(Engine):
-        def gradients(self, parameters: Any, groups: Sequence[Any], *, add: Callable[[Any], None]) -> None:
-            self.calls += 1
-            if self.calls == 2:
-                raise StartAgainError("less")
-            super().gradients(parameters, groups, add=add)
-
-    engine = Short({"raises": raise_(RuntimeError("row"))})
-    assert asked(engine, groups("a", "raises", "ccc"), way).rows == [1.0, 3.0]
 
 
 def test_nothing_private_is_held_when_the_answer_is_there(way: str) -> None:
