@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import gc
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -53,6 +55,10 @@ ROWS_AT_ONCE = {"cpu": 64, "cuda": 256}
 """Rows of several texts that share a batch, by device: beyond, a step gets longer as its rows get more."""
 
 
+RECHECK_SECONDS = {"cuda": 60.0}
+"""Seconds after which it is tested again whether a secret number of rows fits, by device; elsewhere once."""
+
+
 class ReleasableMemory(Protocol):
     """Holds a secret amount of memory that it can release."""
 
@@ -88,7 +94,8 @@ class Engine:
         self._layout: type[LeftBatch | RightBatch] | None = None
         self._shares = False
         self._sizes: dict[tuple[Kind, int, int, int], int] = {}
-        self._fitting: dict[tuple[str, BatchShape], int] = {}
+        self._fitting: dict[tuple[str, BatchShape], tuple[int, float]] = {}
+        self._recheck_seconds = RECHECK_SECONDS.get(body.device.type, math.inf)
 
     def batch(self, shape: BatchShape) -> GrowingBatch:
         """Returns a new batch."""
@@ -216,7 +223,10 @@ class Engine:
         return self._sizes[key]
 
     def size_that_fits(self, what: str, shape: BatchShape, run: Callable[[BatchShape], object]) -> int:
-        """Returns how many of a secret number of rows run together; public, and tested once, by `run`.
+        """Returns how many of a secret number of rows run together; public, and tested by `run` alone.
+
+        Others may take memory later, so that an accelerator is tested again, by the clock: a private row that does not
+        fit decides nothing.
 
         Args:
           what: public name of what is run.
@@ -224,16 +234,17 @@ class Engine:
           run: runs public rows at a shape, with as much memory as any private ones can take.
         """
         key = (what, shape)
-        if key not in self._fitting:
-            size = self.size_for("units", self.row_batch, shape)
-            with self.lock, torch.inference_mode():
-                while self._fits(lambda size=size: _ended(run, replace(shape, size=size))) is None:  # type: ignore[misc]
-                    self.free()
-                    if size == 1:
-                        raise ModelCallError(no_room(1))
-                    size = self._attempt("units", (size + 1) // 2, shape)
-            self._fitting[key] = size
-        return self._fitting[key]
+        size, since = self._fitting.get(key) or (self.size_for("units", self.row_batch, shape), -math.inf)
+        if time.monotonic() - since < self._recheck_seconds:
+            return size
+        with self.lock, torch.inference_mode():
+            while self._fits(lambda size=size: _ended(run, replace(shape, size=size))) is None:  # type: ignore[misc]
+                self.free()
+                if size == 1:
+                    raise ModelCallError(no_room(1))
+                size = self._attempt("units", (size + 1) // 2, shape)
+        self._fitting[key] = size, time.monotonic()
+        return size
 
     def shrink(self, kind: Kind, wanted: int, shape: BatchShape, *, size: int) -> None:
         """Remembers that `size` rows do not fit."""

@@ -312,6 +312,8 @@ class TestMemory:
         texts, scores = backend.complete(prompts, max_tokens=4), backend.score_choices(prompts, [" red", " blue sea"])
         backend._engine.layout  # noqa: B018  learnt before memory runs out
         narrow = doubles.Narrow(model, most=2)
+        assert backend.complete(prompts, max_tokens=4) == [""] * len(prompts)  # private rows decide no size
+        backend._engine._recheck_seconds = 0.0  # the clock does, by public rows
         assert backend.complete(prompts, max_tokens=4) == texts
         assert backend.score_choices(prompts, [" red", " blue sea"]) == pytest.approx(scores, abs=1e-4)
         assert narrow.failures > 0
