@@ -722,7 +722,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
         near = option_of("retrieval", retrieval, Retrieval)
         wanted = option_of("answers", answers, LabelAnswers)
         words = document_task(private, FewShotTask.of(task, example_prompt, suffix, prefix))
-        voted = VotingTask.of(private, words, wanted)
+        voted = VotingTask.of(private, words, wanted, are_documents=True)
         check_abstain_label(wanted, voted.labels)
         check_other_label(wanted)
         text_of_query(voted.wording, ("",) * len(voted.wording.input_variables))

@@ -90,6 +90,13 @@ class FewShotTemplate:
         """The fields that an example shows, in the order in which they appear."""
         return self._example.names
 
+    def check_shows(self, label_key: str) -> None:
+        """Refuses examples, of any wording, that do not show their label."""
+        for wording in (self, *self.others):
+            if label_key not in wording.example_fields:
+                advice = "An example without its label teaches nothing."
+                raise fail("example_prompt", f"a template that shows {{{label_key}}}", wording.example_prompt, advice)
+
     def query(self, value: Any) -> Query:
         """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of these.
 
@@ -334,11 +341,18 @@ class VotingTask:
     content_free: tuple[str, ...]
 
     @classmethod
-    def of(cls, records: RecordFields, task: FewShotTask, answers: LabelAnswers) -> VotingTask:
-        """Fills in defaults, and checks the options against the fields of the records."""
+    def of(
+        cls, records: RecordFields, task: FewShotTask, answers: LabelAnswers, *, are_documents: bool = False
+    ) -> VotingTask:
+        """Fills in defaults, and checks the options against the fields of the records.
+
+        Examples have to show the label that is voted on; documents, the context of a question, need not.
+        """
         labels = labels_of(records, task.labels)
         texts = texts_of(labels, task.verbalizers)
         words = wording_of(records, task, texts=texts)
+        if not are_documents and records.label_key is not None and set(labels) <= set(records.labels or ()):
+            words.check_shows(records.label_key)
         names = words.input_variables
         can_calibrate = answers.votes != "text" and (len(names) == 1 or "input" in names)
         is_wanted = can_calibrate if answers.calibrate is None else answers.calibrate

@@ -57,10 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
       An exit code of `langchain_dpicl.cli.parser`; what is not 0 is explained on stderr. Anything unforeseen is
       raised.
     """
+    is_closed = sys.stdout is None
     _open_missing_streams()
     typed = sys.argv[1:] if argv is None else argv
     parser = _parser(typed)
     arguments = parser.parse_args(typed)
+    if is_closed and _only_prints(arguments):
+        advice = "Nothing was done. Where nobody reads it, give >/dev/null."
+        _complain(f"stdout: expected an open stream for what is printed, found a closed one. {advice}")
+        return BAD_INPUT
     if arguments.version:
         _say(f"dpicl {_version()}")
         return DONE
@@ -75,6 +80,12 @@ def _open_missing_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  until the process ends
+
+
+def _only_prints(arguments: argparse.Namespace) -> bool:
+    """Whether a command says on stdout what it writes nowhere else."""
+    saves = getattr(arguments, "out", None) is not None and not getattr(arguments, "dry_run", False)
+    return not saves and getattr(arguments, "prints", True)
 
 
 def explain(run: Callable[[], int], typed: Sequence[str], *, quiet: bool) -> int:

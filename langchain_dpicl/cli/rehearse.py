@@ -16,6 +16,7 @@ from langchain_dpicl.cli.inputs import (
     add_settings,
     check_out,
     load_model,
+    read_json,
     read_records,
     read_settings,
 )
@@ -107,6 +108,7 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
         raise ConfigurationError("FILE: expected the file of public examples, found none. Name it.")
     if arguments.out is not None:
         check_out(arguments.out, arguments.public)
+        _check_replaced(arguments.out)
     examples = _examples(settings, arguments.public)
     rehearsal = _rehearsed(arguments, settings, examples, say=say, confirm=confirm)
     if rehearsal is None:
@@ -119,6 +121,16 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
     elif not arguments.quiet:
         say(rehearsal.table())
     return 0
+
+
+def _check_replaced(out: Path) -> None:
+    """Refuses to write over a file of something else, which may be paid for."""
+    try:
+        is_lost = out.exists() and "rehearsal" not in read_json(out)["format"]
+    except (ConfigurationError, LookupError, TypeError):
+        is_lost = True
+    if is_lost:
+        raise fail("--out", "a new file, or that of an earlier rehearsal", str(out), "Name another file.")
 
 
 def _examples(settings: Settings, path: Path) -> list[Any]:

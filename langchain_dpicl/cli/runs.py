@@ -28,6 +28,7 @@ from langchain_dpicl.cli.spending import (
     Say,
     add_shared,
     budget_of,
+    check_kept,
     check_target,
     dry_run,
     json_line,
@@ -138,7 +139,8 @@ def _demonstrate(call: Call) -> int:
         **share_of(settings),
         **executor_of(arguments, settings),
     )
-    return release(made, call, shown=json_line, budget=budget, has_workers=arguments.ray is not None)
+    has_workers = arguments.ray is not None and settings.method != "evolution"  # workers of an evolution keep nothing
+    return release(made, call, shown=json_line, budget=budget, has_workers=has_workers)
 
 
 def _embeddings(settings: Settings) -> dict[str, Any]:
@@ -228,6 +230,7 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     out, records = needed_out(arguments), records_of(settings)
     if not out.parent.is_dir() or (out.exists() and not (out / "soft_prompt.json").is_file()):
         raise ConfigurationError(f"--out: expected a folder, new or of an earlier run, in one that exists: {out}.")
+    check_kept(out / "soft_prompt.json", arguments, settings)
     if arguments.validation is not None:
         if arguments.validation.exists() and records.exists() and arguments.validation.samefile(records):
             raise ConfigurationError(f"--validation: expected a PUBLIC file, found the records, {records}.")

@@ -309,6 +309,7 @@ def running_of(app: App, folder: Path) -> Running:
 def add_serve(commands: Any, *, run: Any) -> None:
     """Adds `dpicl serve`."""
     command = _new(commands, "serve", "answer tenants over HTTP, from one ledger", _SERVE_NOTES, run)
+    command.set_defaults(prints=False)
     command.add_argument("--workers", type=_count, default=1, metavar="N", help="processes (default: 1)")
     _add_address(command)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
-from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, check_out, read_records
+from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, check_out, read_json, read_records
 from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
@@ -84,13 +84,37 @@ def records_of(settings: Settings) -> Path:
     return Path(settings.data.file)
 
 
-def check_target(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Refuses an --out that could not be written, or that is another file of the same command."""
+def check_target(arguments: argparse.Namespace, settings: Settings, *, is_added_to: bool = False) -> None:
+    """Refuses an --out that could not be written, that is another file of the same command, or that would be lost."""
     paths = [path for name, path in vars(arguments).items() if isinstance(path, Path) and name != "out"]
     kept = (settings.budget.ledger, settings.get("checkpoint"), settings.guess.rehearsal)
     memo = getattr(settings.get("serving"), "memo", None)
     named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
-    check_out(needed_out(arguments), records_of(settings), *paths, *named)
+    out = needed_out(arguments)
+    check_out(out, records_of(settings), *paths, *named)
+    if not is_added_to:
+        check_kept(out, arguments, settings)
+
+
+def check_kept(file: Path, arguments: argparse.Namespace, settings: Settings) -> None:
+    """Refuses to replace a file, which may be paid for, unless it is of the run that this command goes on with."""
+    if file.exists() and not _goes_on(file, arguments, settings):
+        advice = "It may be what an earlier run paid for: name another file, or move that one away."
+        if "checkpoint" in arguments:
+            advice += " The command of a run that stopped goes on with its --ledger and --checkpoint."
+        raise fail("--out", "a file that does not exist yet", str(file), advice)
+
+
+def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> bool:
+    """Whether the run's checkpoint, or the memo of its workers, holds what the file of the same component holds."""
+    checkpoint, has_workers = settings.get("checkpoint"), getattr(arguments, "ray", None) is not None
+    is_kept = checkpoint is not None and Path(checkpoint).exists()
+    if settings.budget.ledger is None or not (is_kept or (has_workers and settings.method != "evolution")):
+        return False
+    try:
+        return bool(read_json(file)["report"]["component"] == _name_of(settings))
+    except (ConfigurationError, LookupError, TypeError):  # a file of something else
+        return False
 
 
 def warn_of_embedded(settings: Settings) -> None:
@@ -214,25 +238,27 @@ def dry_run(call: Call) -> int:
 
 def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
-    arguments, code, stopped, has_some = call.arguments, DONE, "", False
+    arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
     try:
         for item in run.stream(progress=call.progress):
             has_some = True
             if not call.is_quiet and (line := shown(item)):
                 call.say(line)
+        has_ended = True
     except RunInterruptedError as error:
         code, stopped = exit_code_of(error), str(error).split(" Call run()", 1)[0]
     except KeyboardInterrupt:
         code, stopped = INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
     finally:
-        # A run without tickets left has nothing to save, and must not replace what an earlier one paid for.
+        # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
+        # what an earlier one paid for must stay.
         has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
-        if has_some or not arguments.out.exists():
+        if has_some or (has_ended and not arguments.out.exists()):
             save_or_print(run.result, arguments.out, say=call.say)
     if stopped:
         again = _continuation(has_workers=has_workers, is_durable=budget.budget.durable)
-        saved = "What was released is saved in" if has_some else "Nothing was released into"
-        call.complain(f"{stopped} {saved} {arguments.out}. {again}")
+        saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
+        call.complain(f"{stopped} {saved} {again}")
     if arguments.json:
         call.say(run.result.to_json())
     elif not arguments.quiet:

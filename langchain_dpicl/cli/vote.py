@@ -98,7 +98,8 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
 def _answer(call: Call, asked: Sequence[Any]) -> int:
     settings, arguments = call.settings, call.arguments
     if arguments.out is not None:
-        check_target(arguments, settings)
+        check_target(arguments, settings, is_added_to=True)
+        _check_added_to(arguments.out)
     elif arguments.quiet and not arguments.json:
         raise fail("--out", "a file for the answers, since --quiet prints none", None)
     records_of(settings)
@@ -182,6 +183,20 @@ def _check_query(number: int, query: Any, voter: DPVotingRunnable) -> None:
     if length > most:
         advice = "Shorten it, or set serving.max_query_chars."
         raise fail(f"question {number}", f"at most {most:,} characters", length, advice)
+
+
+def _check_added_to(out: Path) -> None:
+    """Refuses to add answers to a file of something else, which may be paid for."""
+    line = ""
+    if out.exists():
+        with out.open(encoding="utf-8", errors="replace") as file:
+            line = file.readline().strip()
+    try:
+        is_other = bool(line) and "query" not in json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        is_other = True
+    if is_other:
+        raise fail("--out", "a new file, or one of answers", str(out), "Name another file.")
 
 
 @contextlib.contextmanager

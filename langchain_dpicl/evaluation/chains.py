@@ -110,7 +110,7 @@ class SilentChain:
 
         Raises:
           CapabilityError: a step of another class.
-          ConfigurationError: a variable that is no declared field, or that would show the reference.
+          ConfigurationError: no variable, one that is no declared field, or one that would show the reference.
           UnsilencableModelError: a model that cannot be called in silence.
         """
         steps = chain.steps if type(chain) is RunnableSequence else [chain]
@@ -132,6 +132,9 @@ class SilentChain:
                 kinds.append((type(step).__name__, _settings(step)))
             else:
                 raise _refused(name, steps)
+        if not prompt.input_variables:
+            advice = "Its text is the same for all records, and so is the answer. Nothing was charged."
+            raise fail(name, f"a template with a variable among {sorted(set(known) - hidden)}", None, advice)
         fields = {variable: (inputs or {}).get(variable, variable) for variable in prompt.input_variables}
         for variable, shown in fields.items():
             if shown in hidden:
@@ -174,7 +177,7 @@ class SilentChain:
     def _public_request(self) -> Request:
         word = f"{SYSTEM_RANDOM.integer_below(10**_DIGITS):0{_DIGITS}}"
         prompt = self.prompt.format_prompt(**dict.fromkeys(self.fields, f"{word} is a public example"))
-        if self.fields and word not in prompt.to_string():
+        if word not in prompt.to_string():
             expected = f"expected a template that shows the first {_DIGITS} characters of a field"
             msg = f"{expected}, found fewer. Leave format specifications such as {{text:.5}} out."
             raise CapabilityError(msg)

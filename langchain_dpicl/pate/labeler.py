@@ -95,8 +95,7 @@ class InputTemplate:
         if private.label_key is None:
             advice = "Declare PrivateExamples(label_key=..., labels=...)."
             raise fail("private", "examples with a label field, which demonstrations show", None, advice)
-        if private.label_key not in wording.example_fields:
-            raise fail("example_prompt", f"a template that shows {{{private.label_key}}}", wording.example_prompt)
+        wording.check_shows(private.label_key)
         return cls(wording, private.text_key, private.label_key)
 
     @property

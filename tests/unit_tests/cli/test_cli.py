@@ -760,12 +760,20 @@ class TestTheTargetFile:
         assert said in capsys.readouterr().err
         assert [path.name for path in records.parent.iterdir()] == ["records.jsonl"]
 
-    def test_that_is_there_already_is_replaced(self, records: Path, tmp_path: Path) -> None:
-        out = tmp_path / "out.json"
-        out.write_text("of an earlier run")
-        assert generate(records, out, "--quiet") == 0
-        assert len(ReleasedDemonstrations.load(out).examples) == 2
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "records.jsonl"]
+    @pytest.mark.usefixtures("nothing_is_spent")
+    @pytest.mark.parametrize("more", [(), ("--ledger", "l.db", "--component", "a", "--checkpoint", "new.ckpt")])
+    def test_that_is_there_already_is_not_replaced(
+        self,
+        records: Path,
+        more: tuple[str, ...],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(records.parent)
+        Path("out.json").write_text("of an earlier run")
+        assert generate(records, "out.json", *more) == 2
+        assert "--out: expected a file that does not exist yet, found 'out.json'. It may be" in capsys.readouterr().err
+        assert Path("out.json").read_text() == "of an earlier run"
 
     def test_that_goes_away_meanwhile_costs_no_demonstration(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -792,7 +800,7 @@ class TestTheModelOption:
     def test_finds_a_module_in_the_current_folder(self, records: Path, folder: Path) -> None:
         (folder / "engine_of_mine.py").write_text("from tests.engines import ENGINE\nclass Box:\n    inner = ENGINE\n")
         assert generate(records, "out.json", "--quiet", model="engine_of_mine:ENGINE") == 0
-        assert generate(records, "out.json", "--quiet", model="engine_of_mine:Box.inner") == 0
+        assert generate(records, "two.json", "--quiet", model="engine_of_mine:Box.inner") == 0
 
     @pytest.mark.parametrize(
         ("model", "said"),
@@ -860,17 +868,32 @@ class TestAnInterruptedRun:
         assert f"saved in {out}" in capsys.readouterr().err
         assert len(ReleasedDemonstrations.load(out).examples) == 1
 
-    def test_a_run_without_tickets_left_keeps_what_an_earlier_one_saved(self, records: Path, tmp_path: Path) -> None:
-        ledger, out = str(tmp_path / "ledger.db"), tmp_path / "out.json"
+    def test_a_run_without_tickets_left_writes_nothing(self, records: Path, tmp_path: Path) -> None:
+        ledger, out = str(tmp_path / "ledger.db"), tmp_path / "again.json"
         assert cli.main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-5"]) == 0
         again = f"generate({str(records)!r}, {str(out)!r}, '--ledger', {ledger!r}, '--component', 'mine')"
         code = f"import sys; from tests.unit_tests.cli.test_cli import generate; sys.exit({again})"
         root = Path(__file__).resolve().parents[3]
-        assert generate(records, out, "--ledger", ledger, "--component", "mine") == 0
-        kept = out.read_text()
+        assert generate(records, tmp_path / "out.json", "--ledger", ledger, "--component", "mine") == 0
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
         assert "remaining" in done.stderr
-        assert out.read_text() == kept
+        assert not out.exists()
+
+    def test_goes_on_with_its_checkpoint_and_saves_into_the_same_file(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["ledger", "create", "l.db", "--epsilon", "8", "--delta", "1e-4"]) == 0
+        paid = ("--ledger", "l.db", "--checkpoint", "c.ckpt")
+        failing = FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=6)
+        monkeypatch.setattr("tests.engines.ENGINE", failing)
+        assert generate(records, "out.json", *paid, "--component", "mine") == 4
+        assert len(ReleasedDemonstrations.load("out.json").examples) == 1
+        assert generate(records, "out.json", *paid, "--component", "other") == 2
+        assert "--out: expected a file that does not exist yet" in capsys.readouterr().err
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
+        assert generate(records, "out.json", *paid, "--component", "mine") == 0
+        assert len(ReleasedDemonstrations.load("out.json").examples) == 2
 
     def test_a_reader_of_stdout_that_leaves_does_not_stop_it(self, records: Path, tmp_path: Path) -> None:
         out = tmp_path / "out.json"
@@ -895,6 +918,29 @@ class TestAnInterruptedRun:
         assert generate(str(records), str(out)) == 0
         assert len(ReleasedDemonstrations.load(out).examples) == 2
         getattr(sys, closed).close()
+
+    @pytest.mark.usefixtures("nothing_is_spent")
+    @pytest.mark.parametrize(
+        "typed",
+        [
+            ("plan", "--epsilon", "3", "--delta", "1e-6", "--public-size", "300", "--no-compare"),
+            ("ledger", "create", "ledger.db", "--epsilon", "4", "--delta", "1e-5"),
+            ("vote", "records.jsonl", "--query", "x"),
+            ("generate", "records.jsonl", "--out", "out.json", "--dry-run"),
+            ("--version",),
+        ],
+    )
+    def test_a_closed_stdout_is_refused_where_nothing_else_would_hold_what_is_printed(
+        self, typed: tuple[str, ...], records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(records.parent)
+        monkeypatch.setattr(sys, "stdout", None)
+        assert main([*typed]) == 2
+        sys.stdout.close()
+        assert (
+            "dpicl: stdout: expected an open stream for what is printed, found a closed one." in capsys.readouterr().err
+        )
+        assert [path.name for path in Path().iterdir()] == ["records.jsonl"]
 
     def test_a_question_to_a_closed_terminal_is_answered_with_yes_in_advance(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -58,13 +58,13 @@ def test_a_field_that_no_record_has_is_named_by_its_flag(
 
 
 def test_declared_values_and_units_are_counted(films: Path, tmp_path: Path) -> None:
-    out = str(tmp_path / "out.json")
-    assert discover(films, "--by", "director", "--value", "Greta Gerwig", "--value", "no", "--out", out, "--quiet") == 0
-    assert ReleasedCounts.load(out).values == ("Greta Gerwig", "no")
-    assert discover(films, "--text-key", "director", "--unit-key", "user", "--out", out, "--quiet") == 0
-    assert abs(ReleasedCounts.load(out).public_size(side="middle") - 200) < 40
-    assert discover(films, "--by", "director", "--keep-case", "--max-values", "2", "--out", out, "--quiet") == 0
-    assert ReleasedCounts.load(out).values == ("Christopher Nolan", "GRETA gerwig")
+    one, two, three = (str(tmp_path / name) for name in ("one.json", "two.json", "three.json"))
+    assert discover(films, "--by", "director", "--value", "Greta Gerwig", "--value", "no", "--out", one, "--quiet") == 0
+    assert ReleasedCounts.load(one).values == ("Greta Gerwig", "no")
+    assert discover(films, "--text-key", "director", "--unit-key", "user", "--out", two, "--quiet") == 0
+    assert abs(ReleasedCounts.load(two).public_size(side="middle") - 200) < 40
+    assert discover(films, "--by", "director", "--keep-case", "--max-values", "2", "--out", three, "--quiet") == 0
+    assert ReleasedCounts.load(three).values == ("Christopher Nolan", "GRETA gerwig")
 
 
 def test_a_value_that_nobody_holds_has_no_lower_bound_above_zero(films: Path, tmp_path: Path) -> None:
@@ -139,12 +139,16 @@ def test_a_key_that_a_flag_stands_for_is_refused(films: Path, capsys: pytest.Cap
 def test_the_same_component_is_not_counted_twice(films: Path, other_shells: OtherShells, tmp_path: Path) -> None:
     ledger, out = str(tmp_path / "ledger.db"), tmp_path / "out.json"
     assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
-    paid = ("--by", "director", "--value", "no", "--ledger", ledger, "--out", str(out), "--component", "mine")
-    first = other_shells.run("discover", str(films), *TERMS, *paid)
+    paid = ("--by", "director", "--value", "no", "--ledger", ledger, "--component", "mine")
+    first = other_shells.run("discover", str(films), *TERMS, *paid, "--out", str(out))
     assert "  mine " in first.stdout, first.stderr
     kept = out.read_text()
-    again = other_shells.run("discover", str(films), *TERMS, *paid)
-    assert (again.returncode, out.read_text()) == (3, kept)
+    again = other_shells.run("discover", str(films), *TERMS, *paid, "--out", str(out))
+    assert (again.returncode, out.read_text()) == (2, kept)
+    assert "--out: expected a file that does not exist yet" in again.stderr
+    assert "--checkpoint" not in again.stderr, "discover has none"
+    again = other_shells.run("discover", str(films), *TERMS, *paid, "--out", str(tmp_path / "again.json"))
+    assert again.returncode == 3
     assert "remaining 0" in again.stderr
 
 
@@ -236,7 +240,8 @@ def test_a_declared_field_is_counted_on_the_data_set_of_other_components(
 ) -> None:
     ledger, out = str(tmp_path / "ledger.db"), str(tmp_path / "out.json")
     assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
-    paid = ("--ledger", ledger, "--delta", "4e-7", "--set", "data.dataset_id=notes", "--out", out, *fields)
-    assert discover(notes, "--by", "kind", *paid, "--component", "kinds") == 0
-    words = other_shells.run("discover", str(notes), *TERMS, "--words", *paid, "--component", "words")
+    paid = ("--ledger", ledger, "--delta", "4e-7", "--set", "data.dataset_id=notes", *fields)
+    assert discover(notes, "--by", "kind", *paid, "--component", "kinds", "--out", out) == 0
+    named = ("--component", "words", "--out", str(tmp_path / "words.json"))
+    words = other_shells.run("discover", str(notes), *TERMS, "--words", *paid, *named)
     assert said in words.stdout + words.stderr

@@ -82,9 +82,9 @@ def test_a_baseline_gives_a_difference(here: Path, capsys: pytest.CaptureFixture
 
 def test_own_evaluators_are_named(here: Path) -> None:
     for name in ("short", "judge"):
-        more = ("--evaluator", f"evaluation_models:{name}", "--out", "out.json", "--quiet")
+        more = ("--evaluator", f"evaluation_models:{name}", "--out", f"{name}.json", "--quiet")
         assert dpicl("evaluate", "--prompt", "good.txt", *more) == 0
-        assert list(json.loads((here / "out.json").read_text())["released"]) == [name]
+        assert list(json.loads((here / f"{name}.json").read_text())["released"]) == [name]
 
 
 def test_the_best_prompt_is_chosen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,8 +142,8 @@ def test_halves_of_one_run_are_different_records(here: Path, capsys: pytest.Capt
     rows = [{"text": f"it was declined {number}", "queue": "card"} for number in range(400)]
     (here / "r.jsonl").write_text("\n".join(json.dumps(row) for row in rows if part_of_row(row) == "choose"))
     for part, least, most in (("choose", 100, 300), ("test", -30, 30)):
-        assert dpicl("evaluate", "--prompt", "good.txt", "--part", part, "--out", "out.json", "--quiet") == 0
-        counts = json.loads((here / "out.json").read_text())["released"]["exact"]["counts"]
+        assert dpicl("evaluate", "--prompt", "good.txt", "--part", part, "--out", f"{part}.json", "--quiet") == 0
+        counts = json.loads((here / f"{part}.json").read_text())["released"]["exact"]["counts"]
         assert least < sum(count for *_, count in counts) < most
 
 
@@ -157,6 +157,8 @@ FAULTS = [
     ("choose", ("--prompt", "good.txt"), 2, "two files"),
     ("choose", ("--prompt", "good.txt", "--prompt", "good.txt"), 2, "different files"),
     ("evaluate", ("--prompt", "good.txt"), 2, "--out"),
+    ("evaluate", ("--prompt", "good.txt", "--out", "bad.txt"), 2, "--out: expected a file that does not exist yet"),
+    ("choose", ("--prompt", "good.txt", "--prompt", "x.txt", "--out", "bad.txt"), 2, "does not exist yet, found 'bad"),
     ("evaluate", ("--prompt", "missing.txt", "--out", "o.json"), 2, "missing.txt"),
     ("evaluate", ("--prompt", "broken.txt", "--out", "o.json"), 2, "f-string template"),
     ("evaluate", ("--prompt", "label.txt", "--out", "o.json"), 2, "reference"),

@@ -125,6 +125,10 @@ def test_a_prompt_is_trained_and_saved(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["train", "records.jsonl", *given]) == 0
     assert "step x 3" in capsys.readouterr().out
     assert SoftPrompt.load(folder / "soft").epsilon <= 8.0
+    kept = (folder / "soft" / "soft_prompt.json").read_bytes()
+    assert main(["train", "records.jsonl", *given]) == 2
+    assert "--out: expected a file that does not exist yet, found 'soft/soft_prompt.json'" in capsys.readouterr().err
+    assert (folder / "soft" / "soft_prompt.json").read_bytes() == kept
 
 
 @pytest.mark.slow

@@ -71,11 +71,13 @@ class TestARunWithWorkers:
     def test_is_found_again_by_the_same_command(self, folder: Path, crews: list[Crew], capsys: Any) -> None:
         given = ["--ray", "--workers", "3", "--ledger", "ledger.db"]
         assert main(command(*given)) == 0
+        assert main(command(*given)) == 0, "the memo of the workers holds what the file holds"
+        assert main(command(*given, "--component", "other")) == 2
         assert main(command(*given, out="again.json")) == 0
         first, again = (json.loads((folder / name).read_text()) for name in ("out.json", "again.json"))
         assert first["examples"] == again["examples"]
         assert len(first["examples"]) == 4
-        assert [crew.num_workers for crew in crews] == [3, 3]
+        assert [crew.num_workers for crew in crews] == [3, 3, 3]
         budget = PrivacyBudgetCallbackHandler.open(folder / "ledger.db").budget
         assert budget.dangling() == ()
         assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generation-tickets"]

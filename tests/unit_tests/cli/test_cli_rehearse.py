@@ -100,6 +100,16 @@ def test_the_private_records_are_no_public_examples(
         assert "FILE: expected PUBLIC examples, found data.file, the private records" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "langchain-dpicl-demonstrations"}'])
+def test_no_file_of_something_else_is_replaced(
+    content: str, public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (out := tmp_path / "paid.json").write_text(content)
+    assert main(["rehearse", str(public), "--out", str(out), *FEW]) == 2
+    assert "--out: expected a new file, or that of an earlier rehearsal, found" in capsys.readouterr().err
+    assert out.read_text() == content
+
+
 def test_no_text_of_an_example_leaves(public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.loads(line) for line in public.read_text().splitlines()]
     marked = [{**line, "text": f"{CANARY} {line['text']}"} for line in lines]

@@ -190,6 +190,16 @@ def test_answers_are_added_to_a_file_and_never_written_over_it(folder: Path) -> 
     assert len(lines_of(folder / "answers.jsonl")) == 2
 
 
+@pytest.mark.parametrize("content", ['{\n  "examples": []\n}', '{"format": "a checkpoint"}\n', "SQLite format 3\0\xff"])
+def test_answers_are_added_to_no_file_of_something_else(
+    content: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "paid.json").write_bytes(content.encode("latin-1"))
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--out", "paid.json") == 2
+    assert "--out: expected a new file, or one of answers, found 'paid.json'" in capsys.readouterr().err
+    assert (folder / "paid.json").read_bytes() == content.encode("latin-1")
+
+
 def test_a_dry_run_reads_no_record_asks_no_model_and_pays_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -389,6 +389,20 @@ def test_a_template_that_shows_the_label_is_refused():
         )
 
 
+@pytest.mark.parametrize("place", ["chain", "baseline", "judge"])
+@pytest.mark.parametrize("prompt", [
+    PromptTemplate.from_template("Queue:"), PromptTemplate.from_template("{text}").partial(text="lost"),
+    ChatPromptTemplate.from_messages([("human", "Which queue?")]),
+], ids=["text", "partial", "chat"])  # fmt: skip
+def test_a_prompt_without_a_variable_is_refused_and_nothing_is_charged(prompt, place):
+    spent, same = budget(), prompt | reader()
+    call = {"chain": TEMPLATE | reader(), "evaluators": Exact()}
+    call |= {"evaluators": Judge(same)} if place == "judge" else {place: same}
+    with pytest.raises(ConfigurationError, match=f"{place}: expected a template with a variable among .*'text'"):
+        dp_evaluate(**call, private=examples(), budget=spent)
+    assert spent.remaining_epsilon == 20.0
+
+
 def test_stock_parts_are_taken():
     shots = FewShotPromptTemplate(
         examples=[{"q": "lost", "a": "card"}], example_prompt=PromptTemplate.from_template("{q} {a}"),

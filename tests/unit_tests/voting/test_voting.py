@@ -132,6 +132,7 @@ class TestContract(ChargingRunnableContract):
             lambda: {"rows": Rows(slots=41)},
             lambda: {"serving": {"memo_size": 0}},
             lambda: {"example_prompt": "{unknown}"},
+            lambda: {"example_prompt": "text: {text}"},
             lambda: {"suffix": "no variable"},
             lambda: {"prefix": 5},
             lambda: {"answers": LabelAnswers(content_free=(), calibrate=True)},
@@ -140,6 +141,16 @@ class TestContract(ChargingRunnableContract):
             lambda: {"llm": FakeListChatModel(responses=["x"])},
         ]
         return [lambda fault=fault: self.make(room, **fault()) for fault in faults]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("wordings", [(), (FewShotTask("{text}: {queue}", "{input}:"),)])
+def test_examples_without_their_label_are_refused(wordings: tuple[FewShotTask, ...]) -> None:
+    shown, hidden = FewShotTask("{text} {queue}", "{input}"), FewShotTask("Ticket: {text}", "{input}")
+    for task in (hidden.replace(wordings=wordings), shown.replace(wordings=(hidden,))):
+        with pytest.raises(ConfigurationError, match=r"shows {queue}, found 'Ticket: {text}'. An example without its"):
+            voter(task=task)
+    # Whoever votes on other labels shows them in another field.
+    assert voter(task=hidden.replace(labels=("yes", "no"))).labels == ("yes", "no")
 
 
 def test_the_majority_wins_where_noise_is_nothing() -> None:
