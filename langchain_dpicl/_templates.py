@@ -55,9 +55,12 @@ class Template:
             and (not field.isidentifier() or (not specs and (spec or conversion)) or "{" in (spec or ""))
             for _, field, spec, conversion in parsed
         ):
+            spaced = [field for _, field, _, _ in parsed or () if field and " " in field.strip()]
+            advice = "Write {{ and }} for braces."
+            if spaced and all(part.isidentifier() for part in spaced[0].split()):
+                advice = f"Rename the field {spaced[0]!r}: a name has letters, digits and _ alone."
             raise ConfigurationError(
-                f"{name}: expected plain {{field}} names in an f-string template, found {text!r}. Write {{{{ and }}}} "
-                "for braces."
+                f"{name}: expected plain {{field}} names in an f-string template, found {text!r}. {advice}"
             )
         pieces: list[tuple[str, str | None]] = []
         before = ""

@@ -404,6 +404,10 @@ class ReleasedPrompt(HidesInput):
         """Returns the template without demonstrations, so that its arguments are checked before anything is spent."""
         if refused := sorted(set(fields) & set(_FROM_THE_RELEASE)):
             raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
+        if hasattr(cls, "format_messages") and not hasattr(example_prompt, "format_messages"):
+            advice = 'Write ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")]).'
+            found = type(example_prompt).__name__
+            raise fail("example_prompt", "a ChatPromptTemplate of one demonstration", found, advice)
         if isinstance(example_prompt, str):
             example_prompt = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
         if not hasattr(example_prompt, "input_variables"):

@@ -158,7 +158,10 @@ def public_text(name: str, value: Any) -> str:
     """Returns the text of a public value: text, a number, a LangChain text object, or a list of these."""
     if isinstance(value, str):
         return value
+    expected = "text, a message, a prompt value, a document, or a list of these"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, float) and np.isnan(value):  # a table's mark of a text that is missing
+            raise fail(name, expected, value)
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
@@ -166,7 +169,6 @@ def public_text(name: str, value: Any) -> str:
         raise fail(name, "text alone", unread, "A row is a prompt of text: say it in words.")
     text = _content(value)
     if text is None:
-        expected = "text, a message, a prompt value, a document, or a list of these"
         raise fail(name, expected, type(value).__name__)
     return text
 

@@ -191,6 +191,11 @@ def private_examples(settings: Settings) -> PrivateExamples:
     from langchain_dpicl.privacy.private_examples import PrivateExamples
 
     data = settings.data
+    if data.public_size is None:
+        advice = "A public figure or a round number, not the number of records, which is private."
+        raise fail(
+            "--public-size, data.public_size", "the declared number of units, or one number per label", None, advice
+        )
     declared = {name: value for name, value in vars_of(data).items() if value is not None and name != "file"}
     if data.label_key is not None and data.labels is None and data.num_labels():
         declared["labels"] = tuple(map(str, data.sizes()))

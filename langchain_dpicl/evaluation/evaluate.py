@@ -534,6 +534,9 @@ def silent_question(
         raise fail("private", "PrivateExamples", type(private).__name__, NO_STREAM)
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
+    if isinstance(evaluators, type) and issubclass(evaluators, Evaluator):
+        advice = f"Write {evaluators.__name__}(...)."
+        raise fail("evaluators", "one or more of Exact, Score and Judge", evaluators, advice)
     listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, Evaluator) for one in listed):
         several = listed if isinstance(listed, list | tuple) else ()

@@ -287,19 +287,32 @@ def read_record(
         if is_label and labels_as_text:
             value = label_text(value)
         if not isinstance(value, str):
-            advice = AS_TEXT if is_label and label_text(value) is not value else ""
+            advice = _advice_on(value, is_label=is_label)
             if field not in fields:
                 option = "label_key" if is_label else "text_key" if field == declared.text_key else "fields"
                 advice = f" If it has another name, give {option}=."
             return "", {}, f"records: expected text under {field!r}; a record has {kind_of(value)}.{advice}"
         if is_label:
             if value not in known:
-                advice = "Declare every label that occurs."
+                advice = "Declare every label, letter by letter: case and white space count."
                 return "", {}, f"records: expected a declared label under {field!r}; a record has another. {advice}"
             record[field] = known[value]
         else:
             record[field] = _clean(value, declared.max_chars)
     return unit, record, ""
+
+
+def _advice_on(value: Any, *, is_label: bool) -> str:
+    """Returns what to do with a value in the place of a text, by its kind alone."""
+    kind = kind_of(value)
+    if is_label and label_text(value) is not value:
+        return AS_TEXT
+    if is_label and kind == "another number":
+        return " Make it an integer: a column with gaps holds 1.0 for 1."
+    if kind == "none":
+        return " Leave out records without one."
+    nested = kind == "a value of another type"
+    return " Put its text into a field of its own." if nested else " Write str(...) around it."
 
 
 def _unit_fault(fields: Mapping[str, Any], unit_key: str) -> str:
@@ -692,7 +705,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         if public_size is None:
             raise fail("public_size", "the declared number of units, or one number per label", None, _NO_SIZE)
         if labels_as_text:
-            labels, public_size = _as_text(labels), _as_text(public_size)
+            labels = _as_text(labels)
+            public_size = _as_text(public_size) if isinstance(public_size, Mapping) else public_size
         declared = self._declared = make_declaration(
             dataset_id=dataset_id,
             public_size=public_size,
@@ -1017,8 +1031,10 @@ def container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
     if isinstance(records, DocumentLoader):
         return ""
-    if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):
-        advice = " Of a table of splits give one; put a single record into a list." * isinstance(records, Mapping)
+    # A document can be iterated, as every pydantic object: over its fields.
+    is_record = isinstance(records, Mapping) or hasattr(records, "page_content")
+    if is_record or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
+        advice = " Of a table of splits give one; put a single record into a list." * is_record
         return f"records: expected an iterable of texts or mappings, found {type(records).__name__}.{advice}"
     return ""
 

@@ -165,7 +165,8 @@ class PerCallFile:
         )
         shown = f"{self._kind.word} {self.path.name}"
         if mark != self._kind.application_id:
-            raise LedgerError(f"{shown}: expected a file of this kind, found another or an empty one. Check the path.")
+            msg = f"{shown}: expected a file that was made as one, found another or an empty one. Name another file."
+            raise LedgerError(msg)
         if version != self._kind.version:
             msg = f"{shown}: expected tables of version {self._kind.version}, found {version}. Upgrade the package."
             raise LedgerError(msg)

@@ -33,6 +33,7 @@ from langchain_dpicl import (
     PrivateExamples,
     PromptPATEExampleSelector,
 )
+from langchain_dpicl.evaluation import Exact, dp_evaluate
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
@@ -128,7 +129,7 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a label forgotten": (
         lambda: declared(labels=TOPICS[:4]),
         RecordError,
-        r"expected a declared label under 'label'; a record has another\. Declare every label.*`dpicl check FILE`",
+        r"a record has another\. Declare every label, letter by letter: case and white space count\..*`dpicl check FILE`",
     ),
     "a field of another name": (
         lambda: PrivateExamples(
@@ -156,6 +157,45 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: declared(labels=[f"{CANARY}\n", "another record"]),
         ConfigurationError,
         r"labels: expected a printable string of 1 to 200 characters, found 'another text among them'\.",
+    ),
+    "a document in place of a list": (
+        lambda: declared(records=Document(CANARY)),
+        ConfigurationError,
+        r"records: expected an iterable of texts or mappings, found Document\. .*put a single record into a list",
+    ),
+    "sizes that are neither a number nor a dict": (
+        lambda: declared(public_size=[300, 200], labels_as_text=True),
+        ConfigurationError,
+        r"public_size: expected an integer >= 1, found 'list'\.",
+    ),
+    "labels that a column with gaps made floats": (
+        lambda: declared(records=[{"text": "a", "label": 1.0}], labels=(1, 2), labels_as_text=True),
+        RecordError,
+        r"under 'label'; a record has another number\. Make it an integer: a column with gaps holds 1\.0 for 1\.",
+    ),
+    "a field with a space": (
+        lambda: voter(
+            declared(records=[{"text": "a", "Queue Name": "tech"}], label_key="Queue Name"), example_prompt=...
+        ),
+        ConfigurationError,
+        r"found '.*{Queue Name}'\. Rename the field 'Queue Name': a name has letters, digits and _ alone\.",
+    ),
+    "an evaluator that is a class": (
+        lambda: dp_evaluate(ROW | EmbeddedLLM(), declared(), evaluators=Exact, budget=handler()),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"evaluators: expected one or more of Exact, Score and Judge, found Exact\. Write Exact\(\.\.\.\)",
+    ),
+    "a query that a frame lacks": (
+        lambda: voter().invoke(math.nan),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"input: expected text, .*, found nan\.",
+    ),
+    "messages of text": (
+        lambda: DPFewShotChatMessagePromptTemplate.from_private_examples(
+            declared(), llm=EmbeddedLLM(), budget=handler(), epsilon=1.0, example_prompt=ROW, suffix="{input}"
+        ),
+        ConfigurationError,
+        r"expected a ChatPromptTemplate of one demonstration, found 'PromptTemplate'\. Write ChatPromptTemplate\.",
     ),
     "rows of a dataclass": (
         lambda: declared(records=[Row(CANARY, "tech")]),

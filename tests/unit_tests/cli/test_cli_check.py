@@ -145,10 +145,10 @@ def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) ->
     labels = ("--label-key", "queue", "--label", "card", "--unit-key", "user")
     out = check(written(tmp_path / "r.jsonl", records), *labels, code=1)
     for line in (
-        "1: expected text under 'text'; a record has none. (line 2)",
-        "1: expected a declared label under 'queue'; a record has another. Declare every label that occurs. (line 3)",
+        "1: expected text under 'text'; a record has none. Leave out records without one. (line 2)",
+        "a record has another. Declare every label, letter by letter: case and white space count. (line 3)",
         "1: expected text or an integer under 'user'; a record has neither. Write str(...) around it. (line 4)",
-        "1: expected text under 'text'; a record has a value of another type. (line 5)",
+        "a record has a value of another type. Put its text into a field of its own. (line 5)",
         "1: expected every record to be text, a mapping or a Document; one is none. Make a dict of each,",
         "as dataclasses.asdict and model_dump do. (line 6)",
         "'other': 1 (not declared)",
@@ -247,7 +247,7 @@ def test_a_value_that_no_declaration_takes_is_a_finding_and_no_end_of_the_check(
     out = check(written(tmp_path / "r.jsonl", records), "--label-key", "label", code=1)
     assert "'two\\nlines': 1 (no label: 1 to 200 printable characters are)" in out
     assert 'labels = ["good"]' in out
-    assert "a record has another. Declare every label that occurs. (line 2, 3)" in out
+    assert "case and white space count. (line 2, 3)" in out
 
 
 def test_labels_of_very_different_size_are_sized_one_by_one_and_integers_are_read_as_text(

@@ -184,6 +184,14 @@ def test_ctrl_c_ends_with_its_usual_exit_code(
     assert capsys.readouterr().err.endswith("0 of 1 questions are answered.\ndpicl: interrupted.\n")
 
 
+def test_a_size_that_is_not_declared_is_asked_for_by_its_flag(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vote", "records.jsonl", "--query", CARD, "--epsilon", "1", "--delta", "1e-6"]) == 2
+    said = (
+        "--public-size, data.public_size: expected the declared number of units, or one number per label, found None."
+    )
+    assert said in capsys.readouterr().err
+
+
 def test_answers_are_added_to_a_file_and_never_written_over_it(folder: Path) -> None:
     asked = ("--query", CARD, "--model", f"{HERE}:SURE", "--out", "answers.jsonl", "--quiet")
     assert vote(*asked) == vote(*asked) == 0

@@ -392,10 +392,10 @@ def test_without_it_the_error_names_the_kind_and_the_option_and_no_value(label: 
     ("value", "kind"),
     [
         (None, "none"),
-        (math.nan, "none"),
-        (1.5, "another number"),
-        ([CANARY], "a value of another type"),
-        (7, "an integer"),
+        (math.nan, r"none\. Leave out records without one"),
+        (1.5, r"another number\. Write str\(\.\.\.\) around it"),
+        ([CANARY], r"a value of another type\. Put its text into a field of its own"),
+        (7, r"an integer\. Write str\(\.\.\.\) around it"),
     ],
 )
 def test_what_stands_in_the_place_of_a_text_is_said_by_its_kind(value: Any, kind: str) -> None:

@@ -149,7 +149,7 @@ def test_examples_without_their_label_are_refused(wordings: tuple[FewShotTask, .
     for task in (hidden.replace(wordings=wordings), shown.replace(wordings=(hidden,))):
         with pytest.raises(ConfigurationError, match=r"shows {queue}, found 'Ticket: {text}'. An example without its"):
             voter(task=task)
-    # Whoever votes on other labels shows them in another field.
+    # Votes on other labels read them in another field.
     assert voter(task=hidden.replace(labels=("yes", "no"))).labels == ("yes", "no")
 
 
