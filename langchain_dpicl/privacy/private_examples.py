@@ -311,8 +311,9 @@ def _advice_on(value: Any, *, is_label: bool) -> str:
         return " Make it an integer: a column with gaps holds 1.0 for 1."
     if kind == "none":
         return " Leave out records without one."
-    nested = kind == "a value of another type"
-    return " Put its text into a field of its own." if nested else " Write str(...) around it."
+    if kind == "a value of another type":
+        return " Put its text, such as str(...) of a date, into a field of its own."
+    return " Write str(...) around it."
 
 
 def _unit_fault(fields: Mapping[str, Any], unit_key: str) -> str:

@@ -211,7 +211,8 @@ def _stat(path: Path) -> os.stat_result:
     except OSError as error:
         reason = error.strerror or type(error).__name__
     advice = (
-        "Check the path; a new ledger is made on purpose, never by opening one (SQLiteStore.new, dpicl ledger create)."
+        "Check the path; a new ledger is made on purpose, never by opening one "
+        "(PrivacyBudgetCallbackHandler.create, dpicl ledger create)."
     )
     raise LedgerUnavailableError(f"ledger {path}: expected a ledger's file, found none ({reason}). {advice}")
 

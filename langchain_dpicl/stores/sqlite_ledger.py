@@ -762,7 +762,8 @@ class SQLiteStore(Connected):
             known = dict(connection.execute("SELECT name, id FROM ledgers").fetchall())
         if self._name not in known:
             names = sorted(map(str, known))
-            advice = "Check the name; a new ledger is made on purpose (SQLiteStore.new, dpicl ledger create)."
+            how = "PrivacyBudgetCallbackHandler.create, dpicl ledger create"
+            advice = f"Check the name; a new ledger is made on purpose ({how})."
             raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {names}. {advice}")
         self._number = known[self._name]
         self._check_bindings(connection)
