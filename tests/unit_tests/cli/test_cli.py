@@ -885,9 +885,9 @@ class TestAnInterruptedRun:
         monkeypatch.chdir(tmp_path)
         assert cli.main(["ledger", "create", "l.db", "--epsilon", "8", "--delta", "1e-4"]) == 0
         paid = ("--ledger", "l.db", "--checkpoint", "c.ckpt")
-        failing = FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=6)
-        monkeypatch.setattr("tests.engines.ENGINE", failing)
-        assert generate(records, "out.json", *paid, "--component", "mine") == 4
+        with monkeypatch.context() as patch:
+            TestAnInterruptedRun.stop_at_the_second_text(patch, ModelCallError("down"))
+            assert generate(records, "out.json", *paid, "--component", "mine") == 4
         assert len(ReleasedDemonstrations.load("out.json").examples) == 1
         assert generate(records, "out.json", *paid, "--component", "other") == 2
         assert "--out: expected a file that does not exist yet" in capsys.readouterr().err
