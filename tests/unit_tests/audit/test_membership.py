@@ -97,12 +97,13 @@ class TestWhoIsAMember:
             assert stats.chisquare(list(counts.values())).pvalue > 1e-6
 
     def test_records_with_the_same_text_count_once(self) -> None:
+        """A label is in none of twenty prompts with a chance below 1e-13."""
         spy = Remembering()
         membership_attack(
             [*PEOPLE[:14], *({**person, "label": LABELS[0]} for person in PEOPLE[:14])],
             spy.target(),
             num_records=4,
-            num_prompts=5,
+            num_prompts=20,
             num_nonmembers=10,
             progress=False,
         )
