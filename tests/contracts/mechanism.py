@@ -20,6 +20,11 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from tests.contracts.doubles import CountingRandom, FixedNoise
 
 BOTH = Sensitivity(l2=2.0**0.5, range=2.0, linf=1.0)
+ROOM = 10.0
+"""What p-values of chi-square tests are multiplied by.
+
+Their law is approximate: where 11 of a kind are expected of 20,000, a p-value is below 1e-6 with a chance of 4e-6.
+"""
 
 
 def bounded(values, sensitivity=BOTH):

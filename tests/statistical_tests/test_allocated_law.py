@@ -11,6 +11,7 @@ from scipy import stats
 from langchain_dpicl.privacy.extensions import random_allocation as sampling
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from tests.contracts.mechanism import ROOM
 
 ALARM = 1e-6
 UNITS, DRAWS = 24, 3000
@@ -30,13 +31,13 @@ def places(deal, draws=DRAWS):
 def place_pvalue(found, rate):
     """Chi-square on joining and on every row of every batch: rate / 6 each."""
     counts = np.bincount(found.ravel() + 1, minlength=7)
-    return stats.chisquare(counts, found.size * np.array([1 - rate] + [rate / 6] * 6)).pvalue
+    return ROOM * stats.chisquare(counts, found.size * np.array([1 - rate] + [rate / 6] * 6)).pvalue
 
 
 def unit_pvalue(found):
     """Chi-square on unit x place: no unit prefers one."""
     table = np.array([np.bincount(found[:, unit] + 1, minlength=7) for unit in range(UNITS)])
-    return stats.chi2_contingency(table).pvalue
+    return ROOM * stats.chi2_contingency(table).pvalue
 
 
 def pair_pvalue(found):
@@ -44,7 +45,7 @@ def pair_pvalue(found):
     table = np.zeros((7, 7))
     np.add.at(table, (found[:, ::2].ravel() + 1, found[:, 1::2].ravel() + 1), 1)
     seen = table.sum(axis=0) > 0
-    return stats.chi2_contingency(table[np.ix_(seen, seen)]).pvalue
+    return ROOM * stats.chi2_contingency(table[np.ix_(seen, seen)]).pvalue
 
 
 def test_units_join_at_their_rate_and_stand_anywhere_alike_and_independently():

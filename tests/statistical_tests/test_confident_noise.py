@@ -18,6 +18,7 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from tests.contracts.doubles import FixedDraws
+from tests.contracts.mechanism import ROOM
 
 ALARM = 1e-6
 SLOTS = {"row_shape": "slots", "adjacency": "add_remove"}
@@ -100,7 +101,7 @@ def outcomes(releases):
 
 def pvalue(found, chances):
     """Chi-square p-value of counted outcomes against a law."""
-    return stats.chisquare(found, chances * found.sum() / chances.sum()).pvalue
+    return ROOM * stats.chisquare(found, chances * found.sum() / chances.sum()).pvalue
 
 
 def test_answers_and_refusals_have_the_probabilities_of_the_definition():

@@ -20,7 +20,7 @@ from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
-from tests.contracts.mechanism import softmax
+from tests.contracts.mechanism import ROOM, softmax
 
 ALARM = 1e-6
 SLOTS = {"row_shape": "slots", "adjacency": "add_remove"}
@@ -55,7 +55,7 @@ def sequences(releases=10_000):
 def sequences_pvalue(found, scale):
     """Chi-square p-value of released sequences against the definition at a scale."""
     wanted = softmax([-gap([3, 1, 1, 0], s) for s in SEQUENCES], scale)
-    return stats.chisquare(found, np.array(wanted) * found.sum()).pvalue
+    return ROOM * stats.chisquare(found, np.array(wanted) * found.sum()).pvalue
 
 
 def test_sequences_are_drawn_with_the_probabilities_of_the_definition():

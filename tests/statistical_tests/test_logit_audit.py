@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, PoissonSlots, PoissonUnits, ReleasePlan
 from tests import audit_games
-from tests.contracts.mechanism import softmax
+from tests.contracts.mechanism import ROOM, softmax
 
 ALARM = 1e-6
 CLAIMED, RUNS, FEWER_RUNS = 2.0, 6_000, 3_000
@@ -187,7 +187,7 @@ def test_tokens_follow_the_softmax_of_the_score_over_the_temperature(name):
     counts = np.bincount(drawn(plan, total, DRAWS), minlength=WIDTH)
 
     def pvalue(scores, temperature):
-        return stats.chisquare(counts, np.array(softmax(scores, temperature)) * DRAWS).pvalue
+        return ROOM * stats.chisquare(counts, np.array(softmax(scores, temperature)) * DRAWS).pvalue
 
     assert pvalue(SCORES[name], TEMPERATURE) > ALARM
     assert max(pvalue(SCORES[name], wrong * TEMPERATURE) for wrong in (0.7, 1.3)) < ALARM

@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, Sensitivi
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, GaussianDraws, SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, GumbelMechanism
 from tests.contracts.doubles import FixedDraws
-from tests.contracts.mechanism import bounded, permute_and_flip, softmax
+from tests.contracts.mechanism import ROOM, bounded, permute_and_flip, softmax
 
 ALARM = 1e-6
 N = 20_000
@@ -42,7 +42,7 @@ def variance_pvalue(values, sd):
 
 def frequency_pvalue(indices, law):
     """Chi-square p-value of chosen indices against a law."""
-    return stats.chisquare(np.bincount(indices, minlength=len(law)), np.array(law) * len(indices)).pvalue
+    return ROOM * stats.chisquare(np.bincount(indices, minlength=len(law)), np.array(law) * len(indices)).pvalue
 
 
 # --- the standard laws ----------------------------------------------------------------------------------------------
@@ -77,11 +77,14 @@ def test_another_family_of_equal_variance_is_rejected(kind, bug):
 
 @pytest.mark.parametrize("kind", ["exponential", "gumbel", "gaussian"])
 def test_coordinates_are_uncorrelated(kind):
-    """Lag-1 and lag-2 correlation of 20,000 draws is within 5 standard errors (6e-7 each); a repeated draw is not."""
+    """Lag-1 and lag-2 correlation of 20,000 draws is within 6 standard errors; a repeated draw is not.
+
+    By chance 2e-9 of normal draws are not, and less than 1e-7 of the others, whose tails are heavier.
+    """
     draws = getattr(SYSTEM_RANDOM, kind)(N)
     for lag in (1, 2):
-        assert abs(np.corrcoef(draws[:-lag], draws[lag:])[0, 1]) < 5.0 / math.sqrt(N)
-    assert abs(np.corrcoef(np.repeat(draws, 2)[:-1], np.repeat(draws, 2)[1:])[0, 1]) > 5.0 / math.sqrt(N)
+        assert abs(np.corrcoef(draws[:-lag], draws[lag:])[0, 1]) < 6.0 / math.sqrt(N)
+    assert abs(np.corrcoef(np.repeat(draws, 2)[:-1], np.repeat(draws, 2)[1:])[0, 1]) > 6.0 / math.sqrt(N)
 
 
 def test_binades_of_the_uniform_are_geometric():

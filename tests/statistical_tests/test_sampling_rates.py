@@ -17,6 +17,7 @@ from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
 from langchain_dpicl.privacy.mechanisms import release_plan
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
+from tests.contracts.mechanism import ROOM
 from tests.contracts.sampler import members
 
 ALARM = 1e-6
@@ -40,13 +41,13 @@ def rate_pvalue(taken, rate):
 def homogeneity_pvalue(taken):
     """Chi-square p-value that every unit is drawn equally often."""
     counts = taken.sum(axis=0)
-    return stats.chisquare(counts).pvalue
+    return ROOM * stats.chisquare(counts).pvalue
 
 
 def size_pvalue(taken, rate):
     """Two-sided chi-square p-value of the variance of the sample size: independent units make it n q (1 - q)."""
     spread = float(np.sum(np.square(taken.sum(axis=1) - UNITS * rate))) / (UNITS * rate * (1 - rate))
-    return 2 * min(stats.chi2.cdf(spread, len(taken)), stats.chi2.sf(spread, len(taken)))
+    return ROOM * 2 * min(stats.chi2.cdf(spread, len(taken)), stats.chi2.sf(spread, len(taken)))
 
 
 @pytest.mark.parametrize("sampler", POISSON, ids=lambda s: s.name)
@@ -106,8 +107,8 @@ def slot_counts(sampler, draws=DRAWS):
 def test_slots_are_chosen_uniformly_and_independently_of_the_unit():
     """Chi-square on slots, and on unit x slot, at 1e-6 each."""
     where = slot_counts(POISSON[1])
-    assert stats.chisquare(where.sum(axis=0)).pvalue > ALARM
-    assert stats.chi2_contingency(where).pvalue > ALARM
+    assert ROOM * stats.chisquare(where.sum(axis=0)).pvalue > ALARM
+    assert ROOM * stats.chi2_contingency(where).pvalue > ALARM
 
 
 def _occupancy_pvalue(sampler, draws=DRAWS):
@@ -115,7 +116,7 @@ def _occupancy_pvalue(sampler, draws=DRAWS):
     same, drawn = together(sampler, draws)
     # Pairs within one draw are pairwise independent given the sizes, so the variance is the binomial one.
     z = (same - drawn / sampler.num_slots) / np.sqrt(drawn / sampler.num_slots * (1 - 1 / sampler.num_slots))
-    return 2 * stats.norm.sf(abs(z))
+    return ROOM * 2 * stats.norm.sf(abs(z))
 
 
 def test_two_units_share_a_slot_as_often_as_independent_ones():
@@ -164,7 +165,7 @@ PARTITIONS = [
 def _partition_pvalue(draw, draws=6000):
     found = collections.Counter(tuple(map(frozenset, draw())) for _ in range(draws))
     assert set(found) <= set(PARTITIONS)
-    return stats.chisquare([found[p] for p in PARTITIONS]).pvalue
+    return ROOM * stats.chisquare([found[p] for p in PARTITIONS]).pvalue
 
 
 def test_every_balanced_partition_is_equally_likely():

