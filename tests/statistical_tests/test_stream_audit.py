@@ -154,10 +154,13 @@ def test_half_of_the_noise_is_seen() -> None:
 
 @pytest.mark.audited
 def test_runs_that_are_not_priced_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a window is priced for two of the runs that touch it, and the ledger counts their last block alone."""
+    """Planted: a window is priced for two of the runs that touch it, and the ledger counts their last block alone.
+
+    A mu of 2 against 0.94: 260 stays miss it with a chance of .1, 600 with one of 1e-9.
+    """
     monkeypatch.setattr(RollingRange, "runs_per_window", lambda self, window: 2)
     monkeypatch.setattr(Windows, "touched", lambda self, extent: (extent[0], extent[0] if extent[1] else 10**6))
-    assert play(game("add_remove")).verdict == "violated"
+    assert play(game("add_remove", runs=600), looks=6).verdict == "violated"
 
 
 def test_what_the_ledger_does_not_pay_for_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:

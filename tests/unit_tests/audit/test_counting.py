@@ -194,15 +194,16 @@ def test_a_value_of_one_unit_that_is_found_too_often_is_a_violation(
         (None, "replace_one", 200),
         (noise_for_many_alone, "replace_one", 300),
         (noise_for_many_alone, "add_remove", 300),
-        (half_of_the_noise, "add_remove", 320),
+        (half_of_the_noise, "add_remove", 640),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_game_against_the_component_refutes_what_is_planted(
     plant: Any, adjacency: str, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At its plain size, 320, the game misses half of the noise with a chance of 1e-4, at twice that with one of 2e-16."""
     (game,) = count_games.count_games(adjacency=adjacency)
     if plant is not None:
         plant(monkeypatch)
-    found = play(dataclasses.replace(game, runs=runs))
+    found = play(dataclasses.replace(game, runs=runs), looks=1 if plant is None else 8)
     assert (found.verdict == "violated") == (plant is not None)

@@ -70,7 +70,8 @@ def test_a_component_is_audited_by_its_ledger_too() -> None:
 
 
 def test_sound_parts_are_sound() -> None:
-    assert count_games.check_topic_choice(plan(), runs=10).verdict == "sound"
+    """The one unit's keyword is the topic of sixteen runs with a chance below 1e-9: each of four is in a quarter of them."""
+    assert count_games.check_topic_choice(plan(), runs=16).verdict == "sound"
     found = count_games.check_noise(plan().topics)
     assert (found.verdict, found.power > 0.999) == ("sound", True)
 
@@ -241,7 +242,10 @@ def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 def test_the_game_against_the_component_refutes_what_is_planted(
     plant: Any, adjacency: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At its plain size the game misses half of the noise with a chance of 2e-4, at twice that with one of 6e-16."""
     (game,) = count_games.document_games(adjacency=adjacency)
-    if plant is not None:
-        plant(monkeypatch)
-    assert (play(game).verdict == "violated") == (plant is not None)
+    if plant is None:
+        assert play(game).verdict != "violated"
+        return
+    plant(monkeypatch)
+    assert play(dataclasses.replace(game, runs=2 * game.runs), looks=8).verdict == "violated"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from langchain_dpicl.backends.hf import model_checks
-from tests import tiny_tuning
+from tests import tiny_hf, tiny_tuning
 
 
 def llama() -> Any:
@@ -59,9 +59,9 @@ def test_other_weights_are_others(change: str) -> None:
 
 
 def test_another_model_of_the_same_sizes_is_another() -> None:
-    config = llama().config
-    torch.manual_seed(5)
-    assert model_checks.fingerprint(type(llama())(config)) != model_checks.fingerprint(llama())
+    assert model_checks.fingerprint(
+        tiny_hf._made("LlamaForCausalLM", llama().config, seed=5)
+    ) != model_checks.fingerprint(llama())
 
 
 def test_float16_is_compared_with_its_like_alone() -> None:

@@ -410,13 +410,16 @@ class TestNobodySeesAPrivateCall:
         assert RECORD not in describe(caught.value)
 
     async def test_a_cancelled_task_shows_nothing(self) -> None:
+        asked = asyncio.Event()
+
         class Endless(ScriptedDecisions):
             async def _adecide(self, request: Any) -> Any:
+                asked.set()
                 await asyncio.Event().wait()
 
         engine = DecisionsBackend(Endless(answer=hashed))
         task = asyncio.create_task(engine.ascore_choices([f"a ticket: {RECORD}"], NAMES))
-        await asyncio.sleep(0.05)
+        await asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task

@@ -470,8 +470,11 @@ class TestNobodySeesAPrivateCall:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("ask", ["ascore_choices", "ascore_with_other", "acomplete"])
     async def test_a_cancelled_task_shows_nothing(self, kind: Any, ask: str) -> None:
+        asked = asyncio.Event()
+
         class Endless(kind):  # type: ignore[misc]
             async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+                asked.set()
                 await asyncio.Event().wait()
 
         engine = TextVoteBackend(Endless(say=saying({})))
@@ -481,7 +484,7 @@ class TestNobodySeesAPrivateCall:
             "acomplete": lambda: engine.acomplete(self.prompts, max_tokens=5),
         }
         task = asyncio.create_task(asks[ask]())
-        await asyncio.sleep(0.05)
+        await asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
