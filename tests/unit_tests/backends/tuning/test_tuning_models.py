@@ -96,7 +96,7 @@ def told_by_peft(model: Any, made: PromptEngine, text: Any) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_padded_rows_get_the_logits_that_peft_gives_each_alone(case: str, method: Method, tmp_path: Path) -> None:
     made = engine(case, method)
-    parameters = made.initial() + 0.1 * np.sin(np.arange(made.width))
+    parameters = made.initial("the rose is red and blue") + 0.1 * np.sin(np.arange(made.width))
     arrays = made.arrays(parameters)["prompt_embeddings"]
     assert arrays.dtype == np.float32
     with torch.no_grad():
@@ -113,7 +113,8 @@ def test_padded_rows_get_the_logits_that_peft_gives_each_alone(case: str, method
 @pytest.mark.parametrize("case", ["llama", "roberta-mask", "bert-head"])
 def test_rows_with_prompts_of_their_own_and_of_several_lengths_stay_apart(case: str, method: Method) -> None:
     made = engine(case, method)
-    prompts = [torch.from_numpy(made.arrays(made.initial())["prompt_embeddings"])[:count] for count in (4, 1, 3)]
+    written = torch.from_numpy(made.arrays(made.initial("the rose is red and blue"))["prompt_embeddings"])
+    prompts = [written[:count] for count in (4, 1, 3)]
     alone = []
     with torch.no_grad():
         for prompt, text in zip(prompts, TEXTS[:3], strict=True):
@@ -316,7 +317,7 @@ def test_padding_of_words_that_make_no_numbers_plays_no_part() -> None:
     made = engine("llama", "soft_prompt", model=model)
     assert made.reader.filler == 3
     with torch.no_grad():
-        prompt = torch.from_numpy(made.arrays(made.initial())["prompt_embeddings"])[None]
+        prompt = torch.from_numpy(made.arrays(made.initial("the rose is red"))["prompt_embeddings"])[None]
         bare = made.prompted.forward(prompt, batch(made, TEXTS[:1], length=len(made.reader.input(*TEXTS[0]).ids)))
         padded = made.prompted.forward(prompt, batch(made, TEXTS[:1], length=24))
     assert float((bare - padded).abs().max()) < 1e-4
