@@ -92,11 +92,14 @@ def test_a_dead_device_burns_no_ticket_however_often_it_is_tried(awaited: bool) 
 
 
 def test_weights_without_numbers_burn_one_ticket_and_no_more() -> None:
-    """As after too large a step: the engine has no number there, and every row would count zero from then on."""
+    """As after too large a step: the engine has no number there, and every row would count zero from then on.
+
+    The noise alone moves each of eight weights by about 10; all of them by less than 0.01 with a chance below 1e-24.
+    """
     engine, budget = LogisticEngine(), house()
 
     def at_check() -> None:
-        if np.abs(engine.checks[-1]).max() > 5.0:
+        if np.abs(engine.checks[-1]).max() > 0.01:
             raise ModelCallError("no finite loss; lower the learning rate")
 
     engine.at_check = at_check
