@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from langchain_dpicl import Budget
 from langchain_dpicl.cli.ledger import HEADING, PROCESSES, Rate, declared, measure, new_ledger, sync_ms
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 from langchain_dpicl.privacy.ledger.store import LedgerStore
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD
 from langchain_dpicl.stores import SQLiteStore
 
 SLOW_MS = 4.0

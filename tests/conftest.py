@@ -224,7 +224,7 @@ def nothing_bound() -> None:
 @pytest.fixture(autouse=True)
 def nothing_dropped() -> None:
     """Lets no test write to the stores of budgets that another test dropped: their disks and servers are gone."""
-    ledger = sys.modules.get("langchain_dpicl.privacy.ledger.writer")
+    ledger = sys.modules.get("langchain_dpicl.privacy.extensions.durable_writer")
     if ledger is not None:
         ledger._DROPPED.clear()
 

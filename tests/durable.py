@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, S
 from typing import Any
 
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
+from langchain_dpicl.privacy.extensions.durable_writer import write_all_waiting
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord
-from langchain_dpicl.privacy.ledger.writer import write_all_waiting
 
 
 def is_on_loop() -> bool:

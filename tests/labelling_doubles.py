@@ -10,8 +10,8 @@ from typing import Any
 from langchain_dpicl import Budget, LabelAnswers, LabelledPool, Noise, PrivateExamples, PromptPATELabeler, Rows
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.options import ConfidentGNMax
+from langchain_dpicl.privacy.extensions.durable_writer import write_all_waiting
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.privacy.ledger.writer import write_all_waiting
 from tests.contracts.front_room import CANARY
 
 LABELS = ("card", "transfer")

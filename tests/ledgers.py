@@ -99,10 +99,10 @@ def share_of(ledger: Budget, **options: Any) -> Share:
 
 def spend_and_leave(path: str, count: int, tell: Any) -> None:
     """Uses tickets in a process that is ended without closing its budget; says how many it holds then."""
-    from langchain_dpicl.privacy.ledger import writer
+    from langchain_dpicl.privacy.extensions import durable_writer
     from langchain_dpicl.stores import SQLiteStore
 
-    writer.time = writer.time = SimpleNamespace(monotonic=lambda: 1000.0)  # type: ignore[assignment]  a busy machine
+    durable_writer.time = SimpleNamespace(monotonic=lambda: 1000.0)  # type: ignore[assignment]  a busy machine
     ledger = Budget.open(SQLiteStore(path))
     share = ledger.declare("c", tickets=tickets(5e-5, 10_000, refundable=True), epsilon=1.0)
     for _ in range(count):

@@ -29,6 +29,7 @@ from langchain_dpicl.privacy._validate import (
     round_down,
     round_up,
 )
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD, OutageWriter
 from langchain_dpicl.privacy.extensions.joint_plans import (
     GdpPool,
     JointPlan,
@@ -40,7 +41,6 @@ from langchain_dpicl.privacy.extensions.joint_plans import (
 from langchain_dpicl.privacy.extensions.ledger_anchor import (
     AnchoredWriter,
     LedgerAnchor,
-    OutageWriter,
     check_anchor,
     write_anchor,
 )
@@ -49,7 +49,7 @@ from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.state import LedgerState, OpenReservation, Slot, allowance, slots
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Kind
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD, Grant, LedgerWriter, ShareStatus, process_name
+from langchain_dpicl.privacy.ledger.writer import Grant, LedgerWriter, ShareStatus, process_name
 
 if TYPE_CHECKING:  # what reports need is loaded when one is asked for: it takes a fifth of the time of an import
     from langchain_dpicl.reports.report import PrivacyReport

@@ -41,11 +41,11 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, check_name, fail
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 from langchain_dpicl.privacy.extensions.joint_plans import GdpPool, JointPlan, ZCdpPool
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAbout, LedgerAnchor, check_anchor, read_anchor
 from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerStore, hide_password
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.stores import TIMEOUT
 

@@ -846,7 +846,7 @@ def new_ledger(path: Path) -> None:
 
 def bench(place: Path, *, processes: Iterable[int], seconds: float, say: Callable[[str], object]) -> dict[str, Any]:
     """Measures SQLite ledgers in a folder of their own beside `place`, and removes them; says each row as it comes."""
-    from langchain_dpicl.privacy.ledger.writer import MOST_HELD
+    from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 
     beside, counts = place if place.is_dir() else place.parent, list(processes)
     if not beside.is_dir():

@@ -9,9 +9,9 @@ import random
 import time
 from collections import Counter
 
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD
 from tests.faults.children import Child, Teller
 from tests.faults.counts import Count, require
 from tests.faults.places import Place, Places, Terms, lines, reserved

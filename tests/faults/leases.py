@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerStore
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD
 from tests.faults.children import Child, Start, Teller, together
 from tests.faults.counts import Count, require
 from tests.faults.places import Place, Places, Terms, lines, reserved

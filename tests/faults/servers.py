@@ -17,8 +17,8 @@ from pathlib import Path
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 from langchain_dpicl.privacy.ledger.shares import Share
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD
 from langchain_dpicl.stores.postgres import PostgresStore
 from tests.faults.counts import Count, require
 from tests.faults.leases import check_places

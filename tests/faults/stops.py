@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 import langchain_dpicl
+from langchain_dpicl.privacy.extensions.durable_writer import MOST_HELD
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import GIVE_BACK
-from langchain_dpicl.privacy.ledger.writer import MOST_HELD
 from tests.faults.counts import Count, require
 from tests.faults.places import Place, Places, Terms, lines, reserved, settled
 

@@ -8,6 +8,7 @@ GROUPS = {
     "ledger": (
         "_validate", "ledger/budget", "ledger/shares", "ledger/state", "ledger/store", "ledger/tickets",
         "ledger/writer", "extensions/joint_plans", "extensions/ledger_anchor",
+        "extensions/durable_writer",
     ),
     "accounting": (
         "accounting/epsilon", "accounting/profiles", "accounting/calibration", "accounting/events",

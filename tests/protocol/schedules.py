@@ -24,7 +24,8 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.ledger import state, writer
+from langchain_dpicl.privacy.extensions import durable_writer
+from langchain_dpicl.privacy.ledger import state
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import BIND, COMMIT, GIVE_BACK, RESERVE, SEAL, SNAPSHOT
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, next_record
@@ -260,7 +261,7 @@ class Schedule:
     def _sizes(self) -> Iterator[None]:
         """Lets leases and snapshots come after few tickets and lines."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer, "LEAST_LEFT", self.least_left)
+            patch.setattr(durable_writer, "LEAST_LEFT", self.least_left)
             patch.setattr(state, "SNAPSHOT_LINES", self.snapshots)
             yield
 

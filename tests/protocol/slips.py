@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.privacy.extensions.durable_writer import (
+    CarryingAppender,
+    Lease,
+    LeasedGrant,
+    LeasingWriter,
+    Purse,
+)
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
-from langchain_dpicl.privacy.ledger.writer import Grant, Lease, LedgerWriter, LineAppender, Purse, PurseKey
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter, TicketRequest
 from tests.protocol.schedules import EarlyStore
 
 
@@ -29,20 +36,20 @@ def _see_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_doubts(patch: pytest.MonkeyPatch) -> None:
-    def settle(self: LedgerWriter, source: object) -> None:
+    def settle(self: LeasingWriter, source: object) -> None:
         self._doubtful = []
 
-    patch.setattr(LedgerWriter, "_settle_doubts", settle)
+    patch.setattr(LeasingWriter, "_settle_doubts", settle)
 
 
 def _write_doubts_again(patch: pytest.MonkeyPatch) -> None:
-    def settle(self: LedgerWriter, source: object) -> None:
+    def settle(self: LeasingWriter, source: object) -> None:
         doubtful, self._doubtful = self._doubtful, []
         for each in doubtful:
             for entry, count in each.commits.items() if not each.is_durable else ():
                 self._note_waiting(entry, count)
 
-    patch.setattr(LedgerWriter, "_settle_doubts", settle)
+    patch.setattr(LeasingWriter, "_settle_doubts", settle)
 
 
 def _trust_lost_lines(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +63,7 @@ def _trust_lost_lines(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fill_early(patch: pytest.MonkeyPatch) -> None:
-    ask, fill, give_up, append = Purse.ask, Purse.fill, Purse.give_up, LineAppender.append
+    ask, fill, give_up, append = Purse.ask, Purse.fill, Purse.give_up, CarryingAppender.append
     asked: list[tuple[Purse, Lease]] = []
     filled: set[Lease] = set()
 
@@ -64,7 +71,7 @@ def _fill_early(patch: pytest.MonkeyPatch) -> None:
         ask(self, lease, most)
         asked[:] = [(self, lease)] if lease.count > 1 else []
 
-    def append_and_fill(self: LineAppender, kind: str, body: Any) -> LedgerRecord:
+    def append_and_fill(self: CarryingAppender, kind: str, body: Any) -> LedgerRecord:
         record = append(self, kind, body)
         if kind == RESERVE and asked:
             purse, lease = asked.pop()
@@ -72,11 +79,11 @@ def _fill_early(patch: pytest.MonkeyPatch) -> None:
             fill(purse, lease, record, self.state.sealed_component(lease.key.component))
         return record
 
-    def fill_once(self: Purse, lease: Lease, line: LedgerRecord, sealed: Any) -> Grant:
-        return Grant(line, 0, lease) if lease in filled else fill(self, lease, line, sealed)
+    def fill_once(self: Purse, lease: Lease, line: LedgerRecord, sealed: Any) -> LeasedGrant:
+        return LeasedGrant(line, 0, lease) if lease in filled else fill(self, lease, line, sealed)
 
     patch.setattr(Purse, "ask", note)
-    patch.setattr(LineAppender, "append", append_and_fill)
+    patch.setattr(CarryingAppender, "append", append_and_fill)
     patch.setattr(Purse, "fill", fill_once)
     patch.setattr(Purse, "give_up", lambda self, lease: lease in filled or give_up(self, lease))
 
@@ -110,7 +117,7 @@ def _grant_what_went_back(patch: pytest.MonkeyPatch) -> None:
 def _put_back_twice(patch: pytest.MonkeyPatch) -> None:
     real = Purse.put_back
 
-    def put_back(self: Purse, grant: Grant) -> bool:
+    def put_back(self: Purse, grant: LeasedGrant) -> bool:
         real(self, grant)
         return False
 
@@ -120,7 +127,7 @@ def _put_back_twice(patch: pytest.MonkeyPatch) -> None:
 def _take_twice(patch: pytest.MonkeyPatch) -> None:
     real = Purse.take
 
-    def take(self: Purse, key: PurseKey) -> Grant | None:
+    def take(self: Purse, key: TicketRequest) -> LeasedGrant | None:
         grant = real(self, key)
         if grant is not None and len(self._lots[key].grants) == 1:
             self._lots[key].grants.append(grant)
@@ -133,7 +140,7 @@ def _forget(patch: pytest.MonkeyPatch, *members: str) -> None:
     """Lets the purse look tickets up without some of what their line names."""
     sealed, take = Purse.sealed, Purse.take
 
-    def alike(self: Purse, key: PurseKey) -> PurseKey:
+    def alike(self: Purse, key: TicketRequest) -> TicketRequest:
         rest = key._replace(**dict.fromkeys(members))
         others = (each for each, lot in self._full.items() if lot.grants)
         return next((each for each in others if each._replace(**dict.fromkeys(members)) == rest), key)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
-from langchain_dpicl.privacy.extensions import ledger_anchor
+from langchain_dpicl.privacy.extensions import durable_writer, ledger_anchor
 from langchain_dpicl.privacy.ledger import shares, writer
 from tests.faults.counts import Violation
 
@@ -154,8 +154,8 @@ def scripted(turns: Turns) -> Iterator[Any]:
     now = SimpleNamespace(seconds=0.0)
     locks = SimpleNamespace(Lock=turns.lock, RLock=turns.lock)
     clock = SimpleNamespace(monotonic=lambda: now.seconds)
-    places = [(writer, "threading", locks), (shares, "threading", locks), (writer, "time", clock)]
-    places += [(writer, "threading", locks), (writer, "time", clock), (ledger_anchor, "time", clock)]
+    places = [(module, "threading", locks) for module in (writer, shares, durable_writer)]
+    places += [(module, "time", clock) for module in (durable_writer, ledger_anchor)]
     kept = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, value in places:
         setattr(module, name, value)

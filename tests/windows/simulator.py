@@ -13,12 +13,13 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.extensions.durable_writer import LeasingWriter
 from langchain_dpicl.privacy.extensions.stream_ledger import StreamShare, StreamTerms, retire
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, Ticket, event_of_components
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
+from langchain_dpicl.privacy.ledger.writer import ShareStatus
 from tests.windows.oracle import LABELS, VOTES, Entry, Reader, Released, one_row_each, worst_loss
 
 SLACK = 1e-9
@@ -69,8 +70,8 @@ class Simulation:
         self.desks = [self._desk() for _ in range(self.processes)]
         self.terms: dict[str, tuple[ShareTerms, float]] = {}
 
-    def _desk(self) -> LedgerWriter:
-        return LedgerWriter(self.store, self.header, most_held=self.most_held)
+    def _desk(self) -> LeasingWriter:
+        return LeasingWriter(self.store, self.header, most_held=self.most_held)
 
     def restart(self, process: int) -> None:
         """Kills a process and starts it again: what it had reserved and not used stays charged."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import check_choice, check_name, fail
+from langchain_dpicl.privacy.extensions.durable_writer import OutageWriter
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import (
     LedgerHeader,
@@ -19,83 +19,12 @@ from langchain_dpicl.privacy.ledger.store import (
     LedgerTransaction,
     public_fields,
 )
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
+from langchain_dpicl.privacy.ledger.writer import LineAppender
 
 T = TypeVar("T")
 
-# A thread that waited longer than this many seconds through an outage, or than the store's `timeout`, is refused. If
-# each of many waiting threads tried the store again, the last would wait without limit.
-LOCK_TIMEOUT = 10.0
 _SOON = 1.0
 """Seconds within which an anchor that fails is asked again; a slower one has waited for others by itself."""
-_SLOW = 0.5
-"""What part of that time a fault must have taken for others not to wait behind the next thread that tries."""
-
-
-class OutageWriter(LedgerWriter):
-    """Refuses threads that waited through an outage of the store, and those that would wait for one that tries again.
-
-    So a store that answers nobody holds each thread for one of its waits or two, however many there are.
-    """
-
-    def __init__(
-        self,
-        store: LedgerStore,
-        header: LedgerHeader,
-        *,
-        allowed_wrappers: Callable[[], Sequence[str]] = tuple,
-        most_held: int = 1,
-    ) -> None:
-        super().__init__(store, header, allowed_wrappers=allowed_wrappers, most_held=most_held)
-        self._outages = 0
-        self._out_until = 0.0  # until when only one thread at a time tries the store, and the others are refused
-
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[LineAppender]:
-        """As of the class above."""
-        self._check_queue()
-        with super().exclusive() as writer:
-            yield writer
-        self._out_until = 0.0
-
-    def refresh(self) -> LedgerState:
-        """As of the class above."""
-        self._check_queue()
-        return super().refresh()
-
-    def _check_queue(self) -> None:
-        """Refuses who would wait for a thread that tries again, before a ticket is charged, which would be lost."""
-        if time.monotonic() < self._out_until and _is_taken(self.lock):
-            raise self._outage()
-
-    @contextlib.contextmanager
-    def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
-        outages, since = self._outages, time.monotonic()
-        patience = min(LOCK_TIMEOUT, getattr(self.store, "timeout", LOCK_TIMEOUT))
-        with super()._turn(lock):
-            began = time.monotonic()
-            if self._outages != outages and began - since > patience:
-                raise self._outage()
-            try:
-                yield
-            except LedgerUnavailableError:
-                self._outages += 1
-                now = time.monotonic()
-                if now - began >= _SLOW * patience:
-                    self._out_until = now + 2 * patience  # longer than the next try takes
-                raise
-
-    def _outage(self) -> LedgerUnavailableError:
-        msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
-        return LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
-
-
-def _is_taken(lock: Any) -> bool:
-    """Whether another thread holds a lock now."""
-    if not lock.acquire(blocking=False):
-        return True
-    lock.release()
-    return False
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeAlias
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy._validate import Adjacency, Amount, check_choice, check_int, check_name, exact, fail
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
+from langchain_dpicl.privacy.extensions.durable_writer import LeasingWriter
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import BIND, RESERVE, LedgerState, Slot, allowance, amount_of, pair_of
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerHeader
@@ -34,7 +35,7 @@ from langchain_dpicl.privacy.ledger.tickets import (
     compose_events,
     extent_of,
 )
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter, budget_exceeded
+from langchain_dpicl.privacy.ledger.writer import budget_exceeded
 from langchain_dpicl.privacy.private_examples import PrivateExamples, check_number
 
 LAST_BLOCK = 2**20 - 1
@@ -614,7 +615,7 @@ class StreamState(LedgerState):
     _MEMBERS: ClassVar[Mapping[str, str]] = {"blocks": RESERVE, "stream": BIND}
 
 
-def retire(desk: LedgerWriter, name: str) -> None:
+def retire(desk: LeasingWriter, name: str) -> None:
     """Ends a component of a stream: it reserves no more, and its price leaves the windows that it has not read.
 
     What this process holds of it is given back first; a component that is retired already stays so.

@@ -29,10 +29,9 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.options import Rows, Serving
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.extensions import durable_writer as writers
 from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare
-from langchain_dpicl.privacy.ledger import writer as purses
-from langchain_dpicl.privacy.ledger import writer as writers
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateRange, PrivateStream
@@ -216,8 +215,7 @@ def test_a_leased_ticket_is_void_once_the_run_changes(
     clock: list[float], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = type("Clock", (), {"monotonic": staticmethod(lambda: 1000.0)})
-    for module in (purses, writers):
-        monkeypatch.setattr(module, "time", stopped)
+    monkeypatch.setattr(writers, "time", stopped)
     budget = PrivacyBudgetCallbackHandler.create(tmp_path / "l.db", epsilon=4.0, delta=1e-6, per="30 days")
     made = voter(stream().rolling(30, every=7), budget, max_queries=400, serving=Serving(memo_size=0))
     ask(made, *map(str, range(4)))

@@ -21,7 +21,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetExceededError,
 )
-from langchain_dpicl.privacy.extensions import ledger_anchor
+from langchain_dpicl.privacy.extensions import durable_writer, ledger_anchor
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore, on, spent
@@ -499,7 +499,7 @@ def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
     patience: float, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = WatchedStore()
-    monkeypatch.setattr(ledger_anchor, "LOCK_TIMEOUT", patience if of == "the writer" else 60.0)
+    monkeypatch.setattr(durable_writer, "LOCK_TIMEOUT", patience if of == "the writer" else 60.0)
     if of == "the store":
         store.timeout = patience  # type: ignore[attr-defined]
     share = taken(budget(store=store))
@@ -539,7 +539,7 @@ def test_after_an_outage_one_thread_tries_and_the_others_do_not_wait_behind_it(
 ) -> None:
     """A fault that came at once is no outage: who comes then waits for its turn."""
     now = 100.0
-    monkeypatch.setattr(ledger_anchor, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(durable_writer, "time", SimpleNamespace(monotonic=lambda: now))
     store = WatchedStore()
     share = taken(budget(store=store))
     share.reserve("t")

@@ -171,7 +171,7 @@ def test_a_commit_that_cannot_be_written_keeps_nobody_from_reading(monkeypatch: 
     held = share.reserve("t")
     held.burn()
     held.commit()
-    monkeypatch.setattr("langchain_dpicl.privacy.ledger.writer.RIDE_SECONDS", -1.0)
+    monkeypatch.setattr("langchain_dpicl.privacy.extensions.durable_writer.RIDE_SECONDS", -1.0)
     store.at_commit = lambda kinds: (_ for _ in ()).throw(UNAVAILABLE)
     assert share.remaining("t") == 9
     store.at_commit = lambda kinds: None

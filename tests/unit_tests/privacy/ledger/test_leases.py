@@ -34,11 +34,11 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
     TenantCapExceededError,
 )
-from langchain_dpicl.privacy.ledger import writer as purses
-from langchain_dpicl.privacy.ledger import writer as writers
+from langchain_dpicl.privacy.extensions import durable_writer as writers
+from langchain_dpicl.privacy.ledger import writer as core
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.privacy.ledger.writer import PurseKey
+from langchain_dpicl.privacy.ledger.writer import TicketRequest
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.stores import SQLiteStore, sqlite_ledger
 from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore, on
@@ -55,8 +55,7 @@ HAS_FORK = hasattr(os, "fork")
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that the ledger reads."""
     now = [1000.0]
-    for module in (purses, writers):
-        monkeypatch.setattr(module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+    monkeypatch.setattr(writers, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
     return now
 
 
@@ -263,13 +262,13 @@ def test_nothing_enters_the_purse_before_the_anchor_has_its_line(clock: list[flo
 def test_an_interrupt_costs_its_lease_and_no_later_one(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, store, share = made()
     use(share, 21)
-    real = purses.Purse.fill
+    real = writers.Purse.fill
 
-    def stopped(self: purses.Purse, *given: Any) -> Any:
-        monkeypatch.setattr(purses.Purse, "fill", real)
+    def stopped(self: writers.Purse, *given: Any) -> Any:
+        monkeypatch.setattr(writers.Purse, "fill", real)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(purses.Purse, "fill", stopped)
+    monkeypatch.setattr(writers.Purse, "fill", stopped)
     with pytest.raises(KeyboardInterrupt):
         share.reserve("t")
     lost = len(store.records())
@@ -364,7 +363,7 @@ def test_a_check_that_did_not_come_to_its_end_changes_nothing(clock: list[float]
 
 
 def test_tenants_that_come_once_leave_nothing_behind(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purses, "_FEW_LOTS", 8)
+    monkeypatch.setattr(writers, "_FEW_LOTS", 8)
     ledger, store, share = made()
     use(share, 30)
     for number in range(300):
@@ -631,7 +630,7 @@ def test_an_interrupt_at_any_line_of_the_purse_gives_no_ticket_twice_and_leaves_
         spare = share.reserve("t")
         clock[0] += 10 * (name == "tickets that lie idle")
         is_done, _ = stopped_at(
-            lambda share=share, spare=spare: PARTS[name](share, spare), line, within=purses.__file__, of="Purse."
+            lambda share=share, spare=spare: PARTS[name](share, spare), line, within=writers.__file__, of="Purse."
         )
         if is_done:
             assert line > 3
@@ -646,7 +645,7 @@ def _check_counts(store: EarlyStore, share: Share, used: list[Reservation]) -> N
     assert sum(kept.values()) <= 64
     assert left == elsewhere(store, 1500).remaining("t") + sum(kept.values()) <= 1500
     assert sum(share._desk._purse.of_tenant("c", tenant) for tenant in ("", "x", "y")) == sum(kept.values())
-    assert share._desk._purse._room(PurseKey("c", ("t", None), 1.0, None, None, ())) == 64 - sum(kept.values())
+    assert share._desk._purse._room(TicketRequest("c", ("t", None), 1.0, None, None, ())) == 64 - sum(kept.values())
     with contextlib.suppress(PrivacyBudgetExceededError):
         for _ in range(40):
             used += use(share) + use(share, tenant="x")

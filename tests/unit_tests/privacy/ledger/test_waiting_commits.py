@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy.ledger import writer as writers
+from langchain_dpicl.privacy.extensions import durable_writer as writers
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import BLOCK, InMemoryStore, in_blocks, next_record
@@ -123,10 +123,10 @@ def test_a_process_that_ends_writes_what_waits(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from langchain_dpicl.privacy.accounting.events import PureEvent\n"
-        "from langchain_dpicl.privacy.ledger.budget import LedgerBudget\n"
+        "from langchain_dpicl.budget.budget import Budget\n"
         "from langchain_dpicl.privacy.ledger.tickets import Ticket\n"
         "from langchain_dpicl.stores.sqlite_ledger import SQLiteStore\n"
-        "budget = LedgerBudget(epsilon=4.0, delta=1e-6, store=SQLiteStore.new(sys.argv[1]))\n"
+        "budget = Budget(epsilon=4.0, delta=1e-6, store=SQLiteStore.new(sys.argv[1]))\n"
         "held = budget.declare('c', tickets=[Ticket('t', PureEvent(0.1), max_count=3)]).reserve('t')\n"
         "held.burn()\n"
         "held.commit()\n"

@@ -25,6 +25,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
+from langchain_dpicl.privacy.extensions.durable_writer import write_dropped
 from langchain_dpicl.privacy.extensions.stream_ledger import (
     LAST_BLOCK,
     StreamState,
@@ -38,7 +39,6 @@ from langchain_dpicl.privacy.ledger import writer
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.writer import write_dropped
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
 from tests.durable import EarlyStore

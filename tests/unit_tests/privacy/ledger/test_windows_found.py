@@ -11,14 +11,14 @@ import pytest
 
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.extensions import durable_writer as writers
 from langchain_dpicl.privacy.extensions import stream_ledger as windows
+from langchain_dpicl.privacy.extensions.durable_writer import Purse
 from langchain_dpicl.privacy.extensions.stream_ledger import StreamState, Windows, WindowSums, retire
-from langchain_dpicl.privacy.ledger import writer as purses
-from langchain_dpicl.privacy.ledger import writer as writers
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.writer import Purse
+from langchain_dpicl.privacy.ledger.writer import Grant
 from tests.durable import EarlyStore
 from tests.windows.oracle import Entry, by_arrival, first_of_a_block, rows_per_block
 from tests.windows.simulator import Simulation
@@ -193,7 +193,7 @@ def dead_gives_back(patch: pytest.MonkeyPatch, it: Simulation) -> None:
 
     def restart(process: int) -> None:
         for entry in list(it.desks[process].refresh().open_reservations()):
-            it.desks[1].give_back(writers.Grant(it.store.records(entry.entry - 1, limit=1)[0]), entry.count)
+            it.desks[1].give_back(Grant(it.store.records(entry.entry - 1, limit=1)[0]), entry.count)
 
     patch.setattr(it, "restart", restart)
 
@@ -246,8 +246,7 @@ def ratio_of(case: Case, plant: Plant, patch: pytest.MonkeyPatch) -> float:
     """Runs a schedule up to what is refused; returns its loss by the promise."""
     NOW[0] = 0
     stopped = type("Clock", (), {"monotonic": staticmethod(lambda: 1000.0)})
-    for module in (purses, writers):
-        patch.setattr(module, "time", stopped)
+    patch.setattr(writers, "time", stopped)
     it = Simulation(case.window, 3, case.entries, store=EarlyStore(), **(case.options or {}))
     it.options_of_case = {}  # type: ignore[attr-defined]
     it.delete_before = lambda block, held: setattr(it, "gone", block)  # type: ignore[attr-defined]
