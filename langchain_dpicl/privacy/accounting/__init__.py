@@ -9,16 +9,23 @@ from langchain_dpicl._lazy import on_first_use
 from langchain_dpicl.privacy.accounting.epsilon import (
     EpsilonBound,
     Opinion,
-    delta_upper_bound,
     epsilon_bound,
     epsilon_upper_bound,
 )
 
-if TYPE_CHECKING:  # a search over prices, which no price depends on
-    from langchain_dpicl.privacy.accounting.calibration import calibrate, gdp_epsilon, gdp_mu, zcdp_epsilon, zcdp_rho
+if TYPE_CHECKING:  # searches over prices, which no price depends on
+    from langchain_dpicl.privacy.accounting.calibration import (
+        calibrate,
+        delta_upper_bound,
+        gdp_epsilon,
+        gdp_mu,
+        zcdp_epsilon,
+        zcdp_rho,
+    )
 
 _CALIBRATION = "langchain_dpicl.privacy.accounting.calibration"
-_HOME = dict.fromkeys(("calibrate", "gdp_epsilon", "gdp_mu", "zcdp_epsilon", "zcdp_rho"), _CALIBRATION)
+_NAMES = ("calibrate", "delta_upper_bound", "gdp_epsilon", "gdp_mu", "zcdp_epsilon", "zcdp_rho")
+_HOME = dict.fromkeys(_NAMES, _CALIBRATION)
 
 __all__ = [
     "EpsilonBound",

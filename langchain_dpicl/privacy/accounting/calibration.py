@@ -1,4 +1,4 @@
-"""Finds the least parameter whose event costs at most an epsilon, and converts to Gaussian DP and zCDP."""
+"""Finds the least parameter that costs at most an epsilon; bounds delta; converts to Gaussian DP and zCDP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ from langchain_dpicl.privacy._validate import (
     check_real,
 )
 from langchain_dpicl.privacy.accounting import profiles
-from langchain_dpicl.privacy.accounting.epsilon import _price, _up, epsilon_upper_bound
+from langchain_dpicl.privacy.accounting.epsilon import (
+    _price,
+    _up,
+    bounds,
+    check_event,
+    epsilon_upper_bound,
+    readings,
+    unit_terms,
+)
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.accounting.profiles import CurveBound
+from langchain_dpicl.privacy.accounting.profiles import Bound, CurveBound, GridBound
 
 Cost = Callable[[float], float]
 
@@ -184,6 +192,48 @@ def _interpolate(small: float, large: float, cost_small: float, cost_large: floa
         return math.sqrt(small * large)
     share = math.log(cost_small / limit) / math.log(cost_small / cost_large)
     return small * math.exp(min(max(share, 0.0), 1.0) * math.log(large / small))
+
+
+def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> float:
+    """Bounds delta at a given epsilon >= 0, rounded up and never above 1. See `epsilon_bound`.
+
+    Args:
+      event: what was, or will be, released.
+      epsilon: at which epsilon.
+      adjacency: "add_remove" or "replace_one".
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+      UnknownEventError: no theorem prices the event.
+    """
+    check_event(event)
+    check_real("epsilon", epsilon, low=0.0)
+    check_adjacency(adjacency)
+    return min(1.0, _up(min(_largest_delta(reading, epsilon, adjacency) for reading in readings(event, adjacency))))
+
+
+def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
+    largest = 0.0
+    for world in unit_terms(event, adjacency):
+        if not world.terms.is_bounded:
+            return 1.0
+        found = () if world.terms.is_empty else bounds(world.terms, adjacency, is_coarse=False)
+        largest = max(largest, min((delta_of(bound, epsilon) for bound in found), default=0.0) + world.failure)
+    return largest
+
+
+def delta_of(bound: Bound, epsilon: float) -> float:
+    """Upper bound on delta over both orders of the pair, at a given epsilon."""
+    if isinstance(bound, CurveBound):
+        at = np.array([epsilon])
+        return float(max(bound.profile.up(at)[0], bound.profile.down(at)[0]))
+    if isinstance(bound, GridBound):
+        return float(max(each.pmf().get_delta_for_epsilon(epsilon) for each in (bound.up, bound.down))) + bound.lost
+    low, high = 1e-300, 1.0
+    while high / low > 1.0 + 1e-6:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if max(bound.epsilons(middle)) <= epsilon else (middle, high)
+    return high
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:

@@ -25,7 +25,6 @@ from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
     check_delta,
-    check_real,
     effective_delta,
     exact,
     round_up,
@@ -618,34 +617,6 @@ def epsilon_upper_bound(event: Event, *, delta: float, adjacency: Adjacency) -> 
       UnknownEventError: no theorem prices the event.
     """
     return _up(_price(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False).epsilon)
-
-
-def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> float:
-    """Bounds delta at a given epsilon >= 0, rounded up and never above 1. See `epsilon_bound`.
-
-    Args:
-      event: what was, or will be, released.
-      epsilon: at which epsilon.
-      adjacency: "add_remove" or "replace_one".
-
-    Raises:
-      ConfigurationError: an argument is out of range.
-      UnknownEventError: no theorem prices the event.
-    """
-    check_event(event)
-    check_real("epsilon", epsilon, low=0.0)
-    check_adjacency(adjacency)
-    return min(1.0, _up(min(_largest_delta(reading, epsilon, adjacency) for reading in readings(event, adjacency))))
-
-
-def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
-    largest = 0.0
-    for world in unit_terms(event, adjacency):
-        if not world.terms.is_bounded:
-            return 1.0
-        found = () if world.terms.is_empty else bounds(world.terms, adjacency, is_coarse=False)
-        largest = max(largest, min((bound.delta(epsilon) for bound in found), default=0.0) + world.failure)
-    return largest
 
 
 def _price(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:

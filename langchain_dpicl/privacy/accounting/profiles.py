@@ -298,9 +298,6 @@ class Bound(Protocol):
     def epsilons(self, delta: float) -> tuple[float, float]:
         """Upper bounds on epsilon for both orders of the pair."""
 
-    def delta(self, epsilon: float) -> float:
-        """Upper bound on delta over both orders of the pair."""
-
     def error(self, delta: float) -> float:
         """How far its epsilon may lie above that of the dominating pairs."""
 
@@ -318,11 +315,6 @@ class CurveBound:
         if self.profile.is_symmetric:
             return first, first
         return first, solve(self.profile.down, delta, self.profile.top_down)
-
-    def delta(self, epsilon: float) -> float:
-        """See `Bound`."""
-        at = np.array([epsilon])
-        return float(max(self.profile.up(at)[0], self.profile.down(at)[0]))
 
     def error(self, delta: float) -> float:  # noqa: ARG002 - exact at every delta
         """See `Bound`."""
@@ -381,10 +373,6 @@ class GridBound:
         first = _epsilon(self.up, delta - self.lost)
         return first, first if self.down is self.up else _epsilon(self.down, delta - self.lost)
 
-    def delta(self, epsilon: float) -> float:
-        """See `Bound`."""
-        return float(max(losses.pmf().get_delta_for_epsilon(epsilon) for losses in (self.up, self.down))) + self.lost
-
 
 def _epsilon(losses: Losses, delta: float) -> float:
     found = least_epsilon(losses, delta)
@@ -440,14 +428,6 @@ class MomentBound:
         if all(p.is_symmetric for p, _ in self.inside):
             return first, first
         return first, self._epsilon([p.reversed() for p, _ in self.inside], delta)
-
-    def delta(self, epsilon: float) -> float:
-        """See `Bound`."""
-        low, high = 1e-300, 1.0
-        while high / low > 1.0 + 1e-6:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if max(self.epsilons(middle)) <= epsilon else (middle, high)
-        return high
 
     def error(self, delta: float) -> float:  # noqa: ARG002 - never tight
         """See `Bound`: can only be checked from below."""

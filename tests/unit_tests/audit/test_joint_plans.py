@@ -9,6 +9,7 @@ from langchain_dpicl import Budget, Decoding, DemonstrationSynthesizer, Noise, P
 from langchain_dpicl.audit.game import ALARM, clopper_pearson_lower
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError
+from langchain_dpicl.privacy.accounting import delta_upper_bound
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting.epsilon import unit_terms
 from langchain_dpicl.privacy.ledger.tickets import ShareTerms
@@ -64,7 +65,7 @@ def faults(finder: ValueDiscovery, terms: ShareTerms) -> list[str]:
     found = []
     if passes > terms.delta:
         found.append(f"a value of one unit leaves with chance {passes:.3g}, charged is delta {terms.delta:.3g}")
-    cost = accounting.delta_upper_bound(terms.event, epsilon=terms.epsilon, adjacency=adjacency)
+    cost = delta_upper_bound(terms.event, epsilon=terms.epsilon, adjacency=adjacency)
     if cost > terms.delta:
         found.append(f"delta is {cost:.6g} at the charged epsilon, charged is {terms.delta:.6g}")
     return found

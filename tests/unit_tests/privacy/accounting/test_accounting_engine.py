@@ -18,6 +18,7 @@ from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.calibration import delta_of
 from langchain_dpicl.privacy.accounting.epsilon import UnitTerms, normal_form
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -104,7 +105,7 @@ class TestTheGrid:
         for delta in (1e-6, 1e-9):
             (bound,) = [_engine.last_resort(normal_form(event), "add_remove")]
             assert max(bound.epsilons(delta)) >= epsilon_upper_bound(event, delta=delta, adjacency="add_remove")
-            assert bound.delta(max(bound.epsilons(delta))) == pytest.approx(delta, rel=1e-3)
+            assert delta_of(bound, max(bound.epsilons(delta))) == pytest.approx(delta, rel=1e-3)
         removed, added = _engine.last_resort(normal_form(event), "add_remove").epsilons(1e-300)
         assert removed == math.inf  # less than what was cut off at infinite loss
         assert 0 < added < math.inf  # an added unit's losses are bounded
