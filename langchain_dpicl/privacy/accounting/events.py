@@ -191,11 +191,7 @@ class RepeatedEvent(Event):
         return (self.event,)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same event around another.
-
-        Args:
-          parts: as many as this one has.
-        """
+        """Returns the same event around another."""
         return dataclasses.replace(self, event=parts[0])
 
 
@@ -224,11 +220,7 @@ class ComposedEvent(Event):
         return self.events
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the composition of others.
-
-        Args:
-          parts: as many as this one has.
-        """
+        """Returns the composition of others."""
         return ComposedEvent(parts)
 
 
@@ -262,11 +254,7 @@ class SubsampledEvent(Event):
         return (self.event,)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same event around another.
-
-        Args:
-          parts: as many as this one has.
-        """
+        """Returns the same event around another."""
         return dataclasses.replace(self, event=parts[0])
 
 
@@ -300,11 +288,7 @@ class ParallelEvent(Event):
         return tuple(event for _, event in self.branches)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same labels with other branches.
-
-        Args:
-          parts: as many as this one has.
-        """
+        """Returns the same labels with other branches."""
         labels = (label for label, _ in self.branches)
         return ParallelEvent(self.partition, tuple(zip(labels, parts, strict=True)))
 

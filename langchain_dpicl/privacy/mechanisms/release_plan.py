@@ -111,10 +111,7 @@ class Mechanism(ClosedClass, is_base=True):
 
         Args:
           length: public.
-          answers: how many of them may answer, for a mechanism that tests first; others always answer.
-
-        Raises:
-          ConfigurationError: `answers` with a mechanism that always answers.
+          answers: how many of them may answer, for a mechanism that tests first; others always answer and refuse it.
         """
         if answers is not None:
             raise fail("answers", f"None: {self.name} answers every time", answers)
@@ -206,9 +203,6 @@ class GaussianMechanism(Mechanism):
     Args:
       noise_multiplier: standard deviation of the noise over the L2 sensitivity, in [1e-9, 1e12].
 
-    Raises:
-      ConfigurationError: `noise_multiplier` out of range.
-
     >>> GaussianMechanism(2.0).event
     GaussianEvent(noise_multiplier=2.0)
 
@@ -227,15 +221,7 @@ class GaussianMechanism(Mechanism):
         return GaussianEvent(self.noise_multiplier)
 
     def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
-        """Adds the noise and rounds.
-
-        Args:
-          total: float64[d] sum with its L2 sensitivity.
-          rng: source of noise.
-
-        Raises:
-          SensitivityError: `total` carries no L2 bound.
-        """
+        """Adds the noise to a float64[d] sum and rounds; refuses a sum that carries no L2 bound."""
         scale = self._scale(total)
         bounded = np.minimum(np.maximum(total.value, -LARGEST), LARGEST)  # moves no two sums apart
         values = rounded(bounded, rng.gaussian_draws(total.value.size), scale, grid_step(scale))  # [d]
@@ -254,9 +240,6 @@ class GumbelMechanism(NoisyMax):
     Args:
       noise_multiplier: Gumbel scale over the range of a neighbour's change, in [1e-9, 1e12].
 
-    Raises:
-      ConfigurationError: `noise_multiplier` out of range.
-
     Source: McSherry and Talwar (2007); Dong, Durfee, Rogers (2020); docs/proofs/gumbel.md.
     """
 
@@ -272,15 +255,7 @@ class GumbelMechanism(NoisyMax):
         return _bounded_range(self.noise_multiplier)
 
     def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
-        """Chooses the noisy best coordinate.
-
-        Args:
-          total: float64[d] sum with its range sensitivity.
-          rng: source of noise.
-
-        Raises:
-          SensitivityError: `total` carries no range bound.
-        """
+        """Chooses the noisy best coordinate of a float64[d] sum; refuses a sum that carries no range bound."""
         return self._choose(total, rng.gumbel)
 
 
@@ -391,9 +366,6 @@ class PoissonSlots(Sampler):
       num_slots: number of rows, public.
       shots_per_slot: most units in a row, public.
 
-    Raises:
-      ConfigurationError: a parameter out of range.
-
     >>> from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
     >>> sample = PoissonSlots(0.5, num_slots=3, shots_per_slot=2).draw(10, rng=SYSTEM_RANDOM)
     >>> len(sample), max(len(row) for row in sample) <= 2
@@ -420,12 +392,7 @@ class PoissonSlots(Sampler):
         return self.num_slots
 
     def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
-        """Draws a fresh secret sample; time and entropy grow with the units drawn, not with `num_units`.
-
-        Args:
-          num_units: how many units there are (private); may be 0.
-          rng: source of coins.
-        """
+        """Draws a fresh secret sample; time and entropy grow with the units drawn, not with the private `num_units`."""
         included = poisson(num_units, self.sampling_rate, rng)
         slots = rng.integers(self.num_slots, len(included)).tolist()
         return assign(included, slots, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
@@ -456,9 +423,6 @@ class PoissonUnits(Sampler):
 
     Args:
       sampling_rate: probability in (0, 1] that a unit is included.
-
-    Raises:
-      ConfigurationError: `sampling_rate` out of range.
 
     Source: Balle, Barthe, Gaboardi (2018), Poisson amplification; docs/proofs/poisson-slots.md.
     """
@@ -499,13 +463,6 @@ def check_proved(name: str, part: object) -> None:
 
     The classes of this folder are compared first, so a plan of them never depends on an extension. Only another part
     loads the closed lists of the extensions; `type(part)` is compared, which no attribute of the part can change.
-
-    Args:
-      name: field of the plan.
-      part: its value.
-
-    Raises:
-      ConfigurationError: its class is in neither list.
     """
     if type(part) in _PROVED[name]:
         return
@@ -607,9 +564,6 @@ class ReleasePlan:
           rows: real[n, width], one per slot or per included unit; or a running sum that the plan's aggregation made.
           width: columns of a row, public; the sum has `len(constants)` coordinates more.
           public: real[width] logits of the public prompt, for sums that they belong to; the others ignore them.
-
-        Raises:
-          ConfigurationError: see `ProbabilitySum.bound`.
         """
         total = self.aggregation.bound(
             rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width, public=public
@@ -627,9 +581,6 @@ class ReleasePlan:
           length: releases, or tests of the confident mechanism; public.
           answers: how many of the tests may be answered at most, public; None is all of them, and the only choice for
             the other mechanisms, which always answer.
-
-        Raises:
-          ConfigurationError: a count out of range.
         """
         check_int("length", length, low=1)
         if self.test is not None:
