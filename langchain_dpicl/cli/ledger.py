@@ -92,7 +92,6 @@ def add_ledger(
     anchor.add_argument("--anchor", metavar="FILE", required=True, help=_SECOND_PLACE)
     backup = _action(actions, "backup", _backup, "copy an SQLite ledger while it is in use")
     backup.add_argument("out", type=_file, help="file to make")
-    _action(actions, "upgrade", _upgrade, "bring a ledger of format 1 to format 2, which opens from its last snapshot")
     _add_dangling(actions)
     _add_check(actions)
     metrics = _action(actions, "metrics", _metrics, "what is spent, left and open, in the text format of Prometheus")
@@ -545,18 +544,6 @@ def write_new(path: Path, text: str) -> None:
             os.fsync(file.fileno())
     except FileExistsError:
         raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
-
-
-def _upgrade(arguments: argparse.Namespace) -> CommandOutput:
-    from langchain_dpicl.privacy.ledger.writer import LedgerWriter
-
-    with _open_ledger(arguments) as store:
-        header = store.header()
-        if header is None:
-            raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
-        was_old = LedgerWriter(store, header).upgrade()
-    words = "brought to format 2; older versions of this software refuse it" if was_old else "is of format 2 already"
-    return CommandOutput(DONE, f"ledger {header.name!r} ({header.ledger_id}) {words}")
 
 
 def _dangling(arguments: argparse.Namespace) -> CommandOutput:

@@ -29,10 +29,9 @@ RESERVE = "reserve"
 COMMIT = "commit"
 GIVE_BACK = "give_back"
 SNAPSHOT = "snapshot"
-UPGRADE = "upgrade"
 
 RESERVED = ("blocks", "stream")
-"""Members of a line's body that only ledgers of streams have, from format 2."""
+"""Members of a line's body that only ledgers of streams have."""
 
 SNAPSHOT_LINES = 4096
 """A snapshot follows at least so many lines, and more where it is large itself."""
@@ -157,7 +156,6 @@ class LedgerState:
         self._slots: dict[tuple[str, str, str | None], _SlotTotals] = {}  # by component and slot
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
-        self.format = header.ledger_format
         self._named: list[list[Any]] = []  # number and hash of the lines that bind and seal
         self._last_snapshot = 0  # its number
 
@@ -191,7 +189,6 @@ class LedgerState:
         """Takes over the totals of a snapshot; the shares and bindings are there."""
         body = record.body
         _require(record.kind == SNAPSHOT and record.hash == record.computed_hash, "a snapshot that was not changed")
-        self.format = max(self.format, 2)
         self.allowed_wrappers = frozenset(_text(module, "a module's name") for module in body["wrappers"])
         for name, tenant, count in body["used"]:
             self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
@@ -248,7 +245,7 @@ class LedgerState:
     def needs_snapshot(self) -> bool:
         """Whether so many lines follow the last snapshot that reading them takes longer than reading another."""
         size = 10 * (len(self._open) + len(self._used))
-        return self.format > 1 and self.seq - self._last_snapshot >= max(SNAPSHOT_LINES, size)
+        return self.seq - self._last_snapshot >= max(SNAPSHOT_LINES, size)
 
     @property
     def sealed(self) -> tuple[SealedShare, ...]:
@@ -380,7 +377,7 @@ class LedgerState:
                 is_other = (stream in body and kind != members.get(stream)) or (
                     blocks in body and kind != members.get(blocks)
                 )
-                if is_other and self.format > 1:
+                if is_other:
                     raise LedgerError("expected members that this version reads")
                 inverse = rules[kind](self, seq, body, stamp, digest)
                 self.seq, self.head = seq, digest
@@ -517,21 +514,11 @@ class LedgerState:
         self._used[user] = self._used.get(user, 0) - count
 
     def _snapshot(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
-        _require(self.format > 1, "no snapshot in a ledger of format 1")
         _require(body == self.snapshot(), "the totals of the lines before it")
         before, self._last_snapshot = self._last_snapshot, seq
 
         def undo() -> None:
             self._last_snapshot = before
-
-        return undo, ()
-
-    def _upgrade(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
-        _require(self.format == 1 and body == {"format": 2}, "one step from format 1 to 2")
-        self.format = 2
-
-        def undo() -> None:
-            self.format = 1
 
         return undo, ()
 
@@ -542,7 +529,6 @@ class LedgerState:
         COMMIT: _commit,
         GIVE_BACK: _give_back,
         SNAPSHOT: _snapshot,
-        UPGRADE: _upgrade,
     }
     """What a line of each kind does; a kind that is not here is refused."""
 

@@ -24,7 +24,7 @@ from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_
 from langchain_dpicl.privacy.accounting.events import canonical_json
 
 LEDGER_FORMAT = 2
-"""Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""
+"""The version of the line format; no other is read."""
 
 LIFE = "life"
 """The window of a ledger whose promise is for everything that a person ever does."""
@@ -87,7 +87,7 @@ class LedgerHeader:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
         data = {name: getattr(self, name) for name in public_fields(type(self))}
-        for name in _LATER:  # no member of it where there is none, as in ledgers of earlier versions
+        for name in _OPTIONAL:
             if (value := data.pop(name)) is not None:
                 data[name] = value.to_dict()
         return data
@@ -102,36 +102,33 @@ class LedgerHeader:
         Raises:
           LedgerError: another format, or a field is missing, unknown or out of range.
         """
-        later: dict[str, Any] = dict.fromkeys(_LATER)
-        _require_fields(cls, {**later, **data} if isinstance(data, Mapping) else data)
-        if type(data["ledger_format"]) is not int or not 1 <= data["ledger_format"] <= LEDGER_FORMAT:
-            found = data["ledger_format"]
-            msg = f"ledger: expected format 1 to {LEDGER_FORMAT}, found {found!r}. Use the matching version."
+        optional: dict[str, Any] = dict.fromkeys(_OPTIONAL)
+        _require_fields(cls, {**optional, **data} if isinstance(data, Mapping) else data)
+        if type(found := data["ledger_format"]) is not int or found != LEDGER_FORMAT:
+            msg = f"ledger: expected format {LEDGER_FORMAT}, found {found!r}. Use the matching version."
             raise LedgerError(msg)
         fault = ""
         try:
-            if not _LATER.isdisjoint(data) and data["ledger_format"] < 2:
-                raise LedgerError("expected a stream, and what is declared, in format 2")
             check_epsilon(data["epsilon"])
             check_delta(data["delta"])
             check_adjacency(data["adjacency"])
             if "stream" in data:
-                later["stream"] = provided("streams").StreamTerms.from_dict(data["stream"])
+                optional["stream"] = provided("streams").StreamTerms.from_dict(data["stream"])
             if "about" in data:
-                later["about"] = provided("about").LedgerAbout.parse(data["about"])
+                optional["about"] = provided("about").LedgerAbout.parse(data["about"])
             # One form alone: the digest is taken of what was read, and has to tell another text apart.
-            if any(later[name] is None or later[name].to_dict() != data[name] for name in _LATER & set(data)):
+            if any(optional[name] is None or optional[name].to_dict() != data[name] for name in _OPTIONAL & set(data)):
                 raise LedgerError("expected no empty member")
         except (DPICLError, TypeError) as error:
             fault = str(error)
         if fault:
             msg = f"ledger: the header is broken ({fault})"
             raise LedgerError(msg)
-        return cls(**{**data, **later})
+        return cls(**{**data, **optional})
 
 
-_LATER = {"stream", "about"}
-"""Members of a header that those of earlier versions do not have."""
+_OPTIONAL = {"stream", "about"}
+"""Members of a header that stand there only where they say something."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from langchain_dpicl.privacy.ledger.state import (
     RESERVE,
     SEAL,
     SNAPSHOT,
-    UPGRADE,
     LedgerState,
     Slot,
     Undo,
@@ -404,14 +403,6 @@ class LedgerWriter:
     def _may_skip_to(self, seq: int) -> bool:  # noqa: ARG002  an override does
         """Whether the lines before `seq` need not be read."""
         return True
-
-    def upgrade(self) -> bool:
-        """Brings a ledger of format 1 to format 2; returns whether it was one."""
-        with self.exclusive() as writer:
-            if writer.state.format > 1:
-                return False
-            writer.append(UPGRADE, {"format": 2})
-            return True
 
     def verify(self) -> None:
         """Recomputes the whole chain and every rule from the first line, and reads all of the store's file.

@@ -135,12 +135,6 @@ def test_a_header_with_a_broken_declaration_is_refused(member: dict[str, Any]) -
         LedgerHeader.from_dict({**header().to_dict(), **member})
 
 
-def test_a_ledger_of_format_1_declares_nothing() -> None:
-    data = {**header(ledger_format=1).to_dict(), "about": {"purpose": "x"}}
-    with pytest.raises(LedgerError, match="in format 2"):
-        LedgerHeader.from_dict(data)
-
-
 def test_a_ledger_is_opened_with_its_own_declaration_or_with_none() -> None:
     store = InMemoryStore()
     Budget(epsilon=4.0, delta=1e-6, store=store, about=ABOUT)

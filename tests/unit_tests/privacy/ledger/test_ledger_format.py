@@ -25,10 +25,9 @@ HEADER = LedgerHeader(
     delta=1e-6,
     adjacency="add_remove",
     stamp=STAMP,
-    ledger_format=1,
 )
-HEAD = "f72ba667cb8d6c15d9ad8f2b47859b4cf7e83d27a6f9f989dbb4025c7c35cbdc"
-TEXT = "4f2400a761d1c0039c0e1677e0d59b92a9234e5843cb6c642e87f353b2e515dd"
+HEAD = "8d071e33dab3d64a4587676225be67db0b57af6288c165972c28e020018bd4d6"
+TEXT = "b861dca9177a8ce5c6d5f184b9cd0d65db295eb50987d7147db90be3a3c2edcf"
 
 
 def golden_ledger(monkeypatch: pytest.MonkeyPatch) -> InMemoryStore:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
 from langchain_dpicl.privacy.ledger import state as states
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
@@ -48,12 +47,12 @@ class SnapshotStore(EarlyStore):
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots every few lines, however large."""
     monkeypatch.setattr(states, "SNAPSHOT_LINES", EVERY)
-    due = property(lambda self: self.format > 1 and self.seq - self._last_snapshot >= EVERY)
+    due = property(lambda self: self.seq - self._last_snapshot >= EVERY)
     monkeypatch.setattr(LedgerState, "needs_snapshot", due)
 
 
 def totals(state: LedgerState) -> dict[str, Any]:
-    return {**state.snapshot(), "seq": state.seq, "head": state.head, "format": state.format, "spent": state.spent}
+    return {**state.snapshot(), "seq": state.seq, "head": state.head, "spent": state.spent}
 
 
 def replayed(store: Any) -> LedgerState:
@@ -207,43 +206,12 @@ def test_an_anchor_that_lags_gets_every_line_it_lacks(lag: int) -> None:
         Budget.open(store, anchor=anchor)
 
 
-def old(store: Any) -> LedgerHeader:
-    return store.create(LedgerHeader("a" * 32, "old", 200.0, 1e-6, "add_remove", ledger_format=1))
-
-
-def test_a_ledger_of_format_1_goes_on_without_snapshots_until_it_is_upgraded(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    with SQLiteStore.new(path) as store:
-        old(store)
-        ledger = Budget.open(store)
-        spend(ledger, 7, 20)
-        ledger.settle()
-        assert SNAPSHOT not in [line.kind for line in store.records()]
-        with pytest.raises(LedgerError, match="format 1"):
-            replayed(store).apply(next_record(*store.head(), SNAPSHOT, replayed(store).snapshot()))
-    assert main(["ledger", "upgrade", str(path)]) == 0
-    assert main(["ledger", "upgrade", str(path)]) == 0  # again changes nothing
-    with SQLiteStore(path) as store:
-        assert [line.kind for line in store.records()].count("upgrade") == 1
-        ledger = Budget.open(store)
-        spend(ledger, 8, 20)
-        wanted = totals(replayed(store))
-        assert store.last_snapshot()[-1].kind == SNAPSHOT
-        assert totals(Budget.open(store)._desk._state) == wanted
-        ledger.verify()
-
-
 @pytest.mark.parametrize("member", ["blocks", "stream"])
-def test_members_of_a_later_version_are_refused_in_format_2_alone(member: str) -> None:
-    for number in (1, 2):
-        header = LedgerHeader("a" * 32, "x", 4.0, 1e-6, "add_remove", ledger_format=number)
-        state = LedgerState(header)
-        line = next_record(0, header.digest, "bind", {"dataset_id": "d", member: 1})
-        if number == 1:
-            state.apply(line)
-        else:
-            with pytest.raises(LedgerError, match="members that this version reads"):
-                state.apply(line)
+def test_members_of_a_later_version_are_refused(member: str) -> None:
+    header = LedgerHeader("a" * 32, "x", 4.0, 1e-6, "add_remove")
+    line = next_record(0, header.digest, "bind", {"dataset_id": "d", member: 1})
+    with pytest.raises(LedgerError, match="members that this version reads"):
+        LedgerState(header).apply(line)
 
 
 def test_only_verifying_finds_a_changed_line_before_the_last_snapshot(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def test_header_and_lines_survive_their_json_form() -> None:
     "change",
     [
         {"ledger_format": 3},
+        {"ledger_format": 1},
         {"ledger_format": 0},
         {"ledger_format": True},
         {"epsilon": -1.0},
