@@ -70,6 +70,16 @@ def _impossible(path: object) -> ConfigurationError:
     return ConfigurationError(f"path: expected the path of a file, found {found}.")
 
 
+def check_path(name: str, value: Any) -> Path:
+    """Returns the path of a file with its links followed; refuses what no file system has."""
+    try:
+        return Path(os.path.realpath(value))
+    except (TypeError, ValueError):  # ValueError: a zero character
+        pass
+    found = f"{os.fspath(value)!r}" if isinstance(value, (str, os.PathLike)) else type(value).__name__
+    raise ConfigurationError(f"{name}: expected the path of a file, without zero characters, found {found}.")
+
+
 def check_target(name: str, path: Any) -> Path:
     """Returns the path of a file that can be created or replaced."""
     if not isinstance(path, str | os.PathLike):

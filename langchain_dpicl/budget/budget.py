@@ -448,6 +448,39 @@ class Budget(LedgerBudget):
             most_held=most_held,
         )
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the owners declared of the ledger when they made it; nothing changes it, or checks it."""
+        about = self._desk.header.about
+        return {} if about is None else about.to_dict()
+
+    @property
+    def remaining_epsilon(self) -> float:
+        """Epsilon not yet promised to a share, sealed by any process or declared in this one.
+
+        Of a stream: the least over all windows that are not over.
+        """
+        return round_down(self._promises.room(extent=self._to_come())[0])
+
+    @property
+    def remaining_delta(self) -> float:
+        """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
+        return round_down(self._promises.room(extent=self._to_come())[1])
+
+    def _to_come(self) -> Extent | None:
+        """Returns the blocks of a stream from the present one on."""
+        stream = self._desk.header.stream
+        return None if stream is None else stream.to_come()
+
+    def verify(self) -> None:
+        """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.
+
+        Raises:
+          LedgerError: a line was changed, dropped or breaks a rule.
+          LedgerRollbackError: a line that was read before, or that the anchor knows, is missing or changed.
+        """
+        self._desk.verify()
+
     def check_fits(self, component: str, *, epsilon: float, delta: float, extent: Extent | None = None) -> None:
         """Refuses a new share that cannot fit; inside `plan()` it is checked when the plan ends."""
         if self._promises.open_plan is None:

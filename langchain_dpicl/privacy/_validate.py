@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral, Real
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
@@ -133,16 +132,6 @@ def check_positive_delta(value: Any) -> float:
     if delta == 0.0:
         raise fail("delta", "a number above 0 and below 1", delta, NEEDS_DELTA)
     return delta
-
-
-def check_path(name: str, value: Any) -> Path:
-    """Returns the path of a file with its links followed; refuses what no file system has."""
-    try:
-        return Path(os.path.realpath(value))
-    except (TypeError, ValueError):  # ValueError: a zero character
-        pass
-    found = f"{os.fspath(value)!r}" if isinstance(value, (str, os.PathLike)) else type(value).__name__
-    raise ConfigurationError(f"{name}: expected the path of a file, without zero characters, found {found}.")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:

@@ -162,13 +162,13 @@ def make_declaration(
         origin=None if redeclared is None else provided("redeclared").check_origin(redeclared, dataset_id, label_key),
         by=None if redeclared is None else redeclared.get("by"),
         stream=flow,
-        allow_large_delta=_check_flag(allow_large_delta),
+        allow_large_delta=_check_flag("allow_large_delta", allow_large_delta),
     )
 
 
-def _check_flag(value: Any) -> bool:
+def _check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise fail("allow_large_delta", "True or False", plain_or_type(value))
+        raise fail(name, "True or False", plain_or_type(value))
     return value
 
 
@@ -700,9 +700,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
-        for name, flag in {"labels_as_text": labels_as_text, "exact_size_is_public": exact_size_is_public}.items():
-            if not isinstance(flag, bool):
-                raise fail(name, "True or False", plain_or_type(flag))
+        _check_flag("labels_as_text", labels_as_text)
+        _check_flag("exact_size_is_public", exact_size_is_public)
         if public_size is None:
             raise fail("public_size", "the declared number of units, or one number per label", None, _NO_SIZE)
         if labels_as_text:

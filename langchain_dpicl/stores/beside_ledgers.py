@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_dpicl._opaque import Opaque
-from langchain_dpicl._plain_files import read_plain
+from langchain_dpicl._plain_files import check_path, read_plain
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy._validate import check_int, check_path, check_positive, check_real
+from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.stores import sqlite_ledger  # noqa: F401  its fork handlers have to be registered before ours
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy._validate import check_name, check_path, check_positive
+from langchain_dpicl.privacy._validate import check_name, check_positive
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.rows import (
     COLUMNS,

@@ -1,4 +1,4 @@
-"""What a writer adds for a ledger on disk: leases of tickets, commits that wait for the next line, and outages."""
+"""What a writer adds for a ledger on disk: leases, commits that wait for the next line, outages, and `verify`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import Amount
 from langchain_dpicl.privacy.ledger.state import COMMIT, GIVE_BACK, RESERVE, LedgerState, Slot, unit_cost
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component
 from langchain_dpicl.privacy.ledger.writer import Grant, LedgerWriter, LineAppender, ShareStatus, TicketRequest
 
@@ -343,6 +343,7 @@ class LeasingWriter(LedgerWriter):
         self._waiting_since = 0.0
         self._doubtful: list[_Carried] = []  # those written of which it is not known whether they are durable
         self._looked = 0.0  # when it was last found out whether tickets lie idle
+        self._is_broken = False  # whether the last `verify` found a fault
         super().__init__(store, header, allowed_wrappers=allowed_wrappers)
 
     def __del__(self) -> None:
@@ -437,14 +438,43 @@ class LeasingWriter(LedgerWriter):
                 self._note_waiting(entry, count)
 
     def verify(self) -> None:
-        """As of the class above."""
+        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file.
+
+        Where it finds a fault, nothing is reserved until it finds none.
+        """
         try:
-            super().verify()
+            self._verify_all()
         except LedgerUnavailableError:
             raise
         except LedgerError:
+            self._is_broken = True
             self._purse.empty()
             raise
+        self._is_broken = False
+
+    def _verify_all(self) -> None:
+        check: Callable[[], None] | None = getattr(self.store, "check", None)
+        if check is not None:
+            check()
+        if self.store.header() != self.header:
+            raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
+        with self.lock:
+            self._verify_lines()
+
+    def _recomputed(self, number: int = 0) -> str | None:
+        """Applies every line to a new state; returns the hash of line `number`, None where there is none."""
+        fresh = LedgerState(self.header)
+        head = self.header.digest if number == 0 else None
+        for block in in_blocks(self.store):
+            if fresh.seq < number <= fresh.seq + len(block):
+                head = block[number - fresh.seq - 1].hash
+            fresh.apply_all(block)
+        return head
+
+    def _verify_lines(self) -> None:
+        """Checks every line from the first on."""
+        self._recomputed()
+        self.refresh()
 
     def _granted(
         self, standing: ShareStatus, component: Component, request: TicketRequest, *, count: int, refundable: bool
@@ -456,6 +486,8 @@ class LeasingWriter(LedgerWriter):
         if self._pid != os.getpid():
             self._move_in()  # before the purse is looked at: that of the parent is not this process's to give back
         write_dropped()
+        if self._is_broken:
+            self.verify()
         is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
         if is_leased and (grant := self._from_purse(standing, component, request)) is not None:
             return grant

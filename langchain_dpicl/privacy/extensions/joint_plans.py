@@ -36,7 +36,7 @@ from langchain_dpicl.privacy.ledger.tickets import (
     implementation_delta_of,
     price,
 )
-from langchain_dpicl.privacy.ledger.writer import ShareStatus
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
 
 
 def as_pool(component: Component) -> Component:
@@ -159,6 +159,10 @@ class PlannedPromises(DeclaredShares):
 
     _price_together = staticmethod(share_price)
 
+    def __init__(self, desk: LedgerWriter) -> None:
+        super().__init__(desk)
+        self._names: set[str] = set()
+
     @property
     def open_plan(self) -> JointPlan | None:
         """The joint plan whose block this context is in, or None."""
@@ -167,7 +171,17 @@ class PlannedPromises(DeclaredShares):
     def names(self) -> set[str]:
         """Returns the component names used in this process, those of the open plan included."""
         planned = () if self.open_plan is None else self.open_plan.components
-        return {*super().names(), *planned}
+        return {*self._standings, *self._names, *planned}
+
+    def fresh_name(self, prefix: str) -> str:
+        """Returns the first of `prefix`, `prefix-2`, ... that no component uses, and reserves it."""
+        with self.desk.lock:
+            used = {*self.desk.refresh().shares, *self.names()}
+            number = 1
+            while (name := prefix if number == 1 else f"{prefix}-{number}") in used:
+                number += 1
+            self._names.add(name)
+            return name
 
     def admit(self, component: Component) -> ShareStatus:
         """Adds the component to the open plan; without one, reserves its share."""

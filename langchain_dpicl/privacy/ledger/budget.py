@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -51,21 +52,6 @@ class DeclaredShares:
     def __init__(self, desk: LedgerWriter) -> None:
         self.desk = desk
         self._standings: dict[str, tuple[Component, ShareStatus]] = {}
-        self._names: set[str] = set()
-
-    def fresh_name(self, prefix: str) -> str:
-        """Returns the first of `prefix`, `prefix-2`, ... that no component uses, and reserves it."""
-        with self.desk.lock:
-            used = {*self.desk.refresh().shares, *self.names()}
-            number = 1
-            while (name := prefix if number == 1 else f"{prefix}-{number}") in used:
-                number += 1
-            self._names.add(name)
-            return name
-
-    def names(self) -> set[str]:
-        """Returns the component names used in this process."""
-        return {*self._standings, *self._names}
 
     def admit(self, component: Component) -> ShareStatus:
         """Sets aside a share of one component, unless the same share is declared or sealed already."""
@@ -168,7 +154,7 @@ class DeclaredShares:
             epsilon, delta = self.fit(terms.epsilon, terms.delta, names, extent_of(terms.components))
             if epsilon < terms.pricing["epsilon"] or delta < terms.delta:
                 raise budget_exceeded("epsilon", terms.pricing["epsilon"], exact(epsilon), "Lower the share a little.")
-            standing.terms = terms.charged(epsilon)
+            standing.terms = replace(terms, epsilon=epsilon)
             for name in names:
                 _, old = self._standings.pop(name, (None, None))
                 if old is not None:
@@ -308,12 +294,6 @@ class LedgerBudget(Uncopyable):
         return self._desk.header.adjacency
 
     @property
-    def about(self) -> dict[str, Any]:
-        """What the owners declared of the ledger when they made it; nothing changes it, or checks it."""
-        about = self._desk.header.about
-        return {} if about is None else about.to_dict()
-
-    @property
     def per(self) -> str:
         """What epsilon and delta are for: "life", or windows of the records' time, such as "30 days"."""
         stream = self._desk.header.stream
@@ -338,24 +318,6 @@ class LedgerBudget(Uncopyable):
     def durable(self) -> bool:
         """Whether the ledger survives this process."""
         return self._store.durable
-
-    @property
-    def remaining_epsilon(self) -> float:
-        """Epsilon not yet promised to a share, sealed by any process or declared in this one.
-
-        Of a stream: the least over all windows that are not over.
-        """
-        return round_down(self._promises.room(extent=self._to_come())[0])
-
-    @property
-    def remaining_delta(self) -> float:
-        """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
-        return round_down(self._promises.room(extent=self._to_come())[1])
-
-    def _to_come(self) -> Extent | None:
-        """Returns the blocks of a stream from the present one on."""
-        stream = self._desk.header.stream
-        return None if stream is None else stream.to_come()
 
     def default_delta(self, epsilon: float) -> float:
         """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down.
@@ -479,15 +441,6 @@ class LedgerBudget(Uncopyable):
         )
         kind: type[Share] = Share if extent is None else provided("streams").StreamShare
         return kind(self._desk, wanted, self._promises.admit(wanted))
-
-    def verify(self) -> None:
-        """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.
-
-        Raises:
-          LedgerError: a line was changed, dropped or breaks a rule.
-          LedgerRollbackError: a line that was read before, or that the anchor knows, is missing or changed.
-        """
-        self._desk.verify()
 
     def _check_partition(self, tickets: Sequence[Ticket], partition: str | None) -> None:
         labels = {ticket.label for ticket in tickets if isinstance(ticket, Ticket) and ticket.label is not None}

@@ -121,7 +121,8 @@ def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None)
         raise fail("tickets", "each (template, label) once", names)
     branches: dict[str | None, list[Event]] = {}
     for ticket in items:
-        branches.setdefault(ticket.label, []).append(_repeat_event(ticket.event, ticket.max_count))
+        event = ticket.event if ticket.max_count == 1 else RepeatedEvent(ticket.event, ticket.max_count)
+        branches.setdefault(ticket.label, []).append(event)
     everyone = branches.pop(None, [])
     if not branches:
         return compose_events(everyone)
@@ -136,10 +137,6 @@ def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None)
 def compose_events(events: Sequence[Event]) -> Event:
     """Returns the composition of events; of one event, the event itself."""
     return events[0] if len(events) == 1 else ComposedEvent(tuple(events))
-
-
-def _repeat_event(event: Event, count: int) -> Event:
-    return event if count == 1 else RepeatedEvent(event, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +234,6 @@ class ShareTerms:
     joint: bool  # declared inside `budget.plan()`
     event: Event
     pricing: Mapping[str, Any]  # engine, opinions and skipped checks of the accountant, as JSON values
-
-    def charged(self, epsilon: float) -> ShareTerms:
-        """Returns the share with another charge."""
-        return dataclasses.replace(self, epsilon=epsilon)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""

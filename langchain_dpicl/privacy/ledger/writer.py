@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from langchain_dpicl.exceptions import (
     ConfigurationError,
-    LedgerError,
     LedgerRollbackError,
-    LedgerUnavailableError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
     SealedShareError,
@@ -214,7 +212,6 @@ class LedgerWriter:
         self._flushing: AbstractContextManager[bool] = threading.Lock()
         self.flushes = 0  # how often this process waited for the disk
         self._agreed: dict[str, tuple[Component, Component]] = {}
-        self._is_broken = False  # whether the last `verify` found a fault
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
@@ -243,7 +240,7 @@ class LedgerWriter:
         """Forgets what was read, so that the ledger is read from its first line."""
         self._state = LedgerState(self.header)
 
-    # Classes of `extensions.durable_writer` and `extensions.ledger_anchor` override the six methods below, and others.
+    # Classes of `extensions.durable_writer` and `extensions.ledger_anchor` override the five methods below, and others.
 
     @contextlib.contextmanager
     def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
@@ -264,11 +261,6 @@ class LedgerWriter:
 
     def _before_grant(self, state: LedgerState, seq: int) -> None:
         """Called when line `seq` of `state` is durable, before anything is granted on it."""
-
-    def _verify_lines(self) -> None:
-        """Checks every line from the first on."""
-        self._recomputed()
-        self.refresh()
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line; refuses a ledger that was rolled back or changed."""
@@ -404,39 +396,6 @@ class LedgerWriter:
         """Whether the lines before `seq` need not be read."""
         return True
 
-    def verify(self) -> None:
-        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file.
-
-        Where it finds a fault, nothing is reserved until it finds none.
-        """
-        try:
-            self._verify_all()
-        except LedgerUnavailableError:
-            raise
-        except LedgerError:
-            self._is_broken = True
-            raise
-        self._is_broken = False
-
-    def _verify_all(self) -> None:
-        check: Callable[[], None] | None = getattr(self.store, "check", None)
-        if check is not None:
-            check()
-        if self.store.header() != self.header:
-            raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
-        with self.lock:
-            self._verify_lines()
-
-    def _recomputed(self, number: int = 0) -> str | None:
-        """Applies every line to a new state; returns the hash of line `number`, None where there is none."""
-        fresh = LedgerState(self.header)
-        head = self.header.digest if number == 0 else None
-        for block in in_blocks(self.store):
-            if fresh.seq < number <= fresh.seq + len(block):
-                head = block[number - fresh.seq - 1].hash
-            fresh.apply_all(block)
-        return head
-
     def bind(self, declarations: Sequence[Mapping[str, Any]], attach: Callable[[str], object]) -> None:
         """Attaches the examples, then writes all of their declarations that the ledger does not hold yet, or none.
 
@@ -473,8 +432,6 @@ class LedgerWriter:
         run_cap: int | None = None,
     ) -> Grant:
         """Reserves tickets durably; the first reservation seals the share."""
-        if self._is_broken:
-            self.verify()
         wrappers = tuple(self._allowed_wrappers())
         request = TicketRequest(component.name, slot, float(amount), tenant, tenant_cap, wrappers, blocks, run_cap)
         return self._granted(standing, component, request, count=count, refundable=refundable)
