@@ -35,7 +35,6 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.extensions import durable_writer as writers
-from langchain_dpicl.privacy.ledger import writer as core
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.writer import TicketRequest
