@@ -70,7 +70,7 @@ OPTIONS: dict[str, Any] = {
     "epsilon": 8.0,
     "noise": Noise(multiplier=2.0),
     "max_tokens": 2,
-    "rows": Rows(units=4),
+    "rows": Rows(units=6),  # all of them: each run has private calls
     "decoding": Decoding(candidates=3),
     "instruction": "Messages.",
 }
