@@ -1,0 +1,34 @@
+"""Heavier tails find a test that noise fails once in tens of thousands of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import heavy_tails
+
+SELDOM = """
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+
+def test_seldom_fails():
+    assert abs(SYSTEM_RANDOM.gaussian(1)[0]) < 4.0
+
+def test_never_fails():
+    assert SYSTEM_RANDOM.binomial(10, 0.5) <= 10
+
+def test_draws_nothing():
+    pass
+"""
+
+
+def test_a_test_that_seldom_fails_is_found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A draw beyond 4, of chance 6e-5, comes in one of seven runs here: 200 runs miss it with probability 1e-14."""
+    (tmp_path / "test_once.py").write_text(SELDOM)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    place = ("-c", str(tmp_path / "pytest.ini"), "-p", "no:cacheprovider", str(tmp_path / "test_once.py"))
+    assert heavy_tails.main(["--power", "8", "--times", "200", *place]) == 0
+    *_, found, counts = capfd.readouterr().out.splitlines()
+    assert "test_once.py::test_seldom_fails" in found
+    assert found.startswith("failed ")
+    assert counts == "2 tests draw noise, 1 of them failed"
