@@ -475,6 +475,7 @@ class SQLiteBalances(Opaque):
           units: declared number of units; there is room for about twice as many.
 
         Raises:
+          ConfigurationError: a count below 1.
           LedgerError: there is no space, or the file cannot be written.
         """
         size = _LEAST_ROOM + _BYTES_PER_UNIT * check_int("units", units, low=1)

@@ -25,6 +25,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
+from langchain_dpicl.privacy.extensions import durable_writer as writer
 from langchain_dpicl.privacy.extensions.durable_writer import write_dropped
 from langchain_dpicl.privacy.extensions.stream_ledger import (
     LAST_BLOCK,
@@ -35,7 +36,6 @@ from langchain_dpicl.privacy.extensions.stream_ledger import (
     retire,
 )
 from langchain_dpicl.privacy.ledger import state as states
-from langchain_dpicl.privacy.ledger import writer
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
