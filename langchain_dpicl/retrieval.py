@@ -146,9 +146,11 @@ class IndividualFilter(Uncopyable):
         return self.share.committed(QUERY_TEMPLATE)
 
     def open(self, pay: TicketCharge) -> None:
-        """Opens the filter: pays for it, or uses the one that another process paid for; later calls do nothing."""
+        """Opens the filter: pays for it, or uses the one that another process paid for; later calls see to its room."""
         # A lock per process: one that another thread held at a fork would stay locked in the child.
         with self._locks.setdefault(os.getpid(), threading.Lock()):
+            if self.balances is not None:
+                self.balances.make_room(self.private.public_size_of(None))
             if self._opened is None:
                 self._opened = self._in_memory(pay) if self.balances is None else self._on_disk(self.balances, pay)
 
@@ -164,7 +166,6 @@ class IndividualFilter(Uncopyable):
 
     def _on_disk(self, balances: SQLiteBalances, pay: TicketCharge) -> FilteredSample:
         terms = self._terms()
-        balances.make_room(self.private.public_size_of(None))
         if balances.bind_filter(terms) is None:
             opened: FilteredSample | None = None
             try:

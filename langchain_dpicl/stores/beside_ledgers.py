@@ -352,6 +352,7 @@ WHEN NEW.releases < OLD.releases OR NEW.secret IS NOT OLD.secret OR (OLD.terms I
 BEGIN SELECT RAISE(ABORT, 'a filter only grows'); END;
 """
 _NEW_ROOM, _END_ROOM = "CREATE TABLE IF NOT EXISTS room (filler BLOB)", "DROP TABLE IF EXISTS room"
+_HAS_ROOM = "SELECT 1 FROM sqlite_master WHERE name = 'room'"
 _ROOM_PIECE, _LEAST_ROOM = 1 << 16, 1 << 16
 _BYTES_PER_UNIT = 128
 """Set aside for each declared unit: twice what its row takes up, as pages are not filled."""
@@ -467,9 +468,10 @@ class SQLiteBalances(Opaque):
         return result
 
     def make_room(self, units: int) -> None:
-        """Gives the file and its journal the size that they need for all units; call it before a record is read.
+        """Gives the file and its journal the size that they need for all units; call it before records are read.
 
-        How much a debit writes follows from who takes part, and so would its failure on a full disk.
+        How much a debit writes follows from who takes part, and so would its failure on a full disk. Before each query:
+        where a process dies in a debit, SQLite undoes it and removes the journal.
 
         Args:
           units: declared number of units; there is room for about twice as many.
@@ -479,10 +481,13 @@ class SQLiteBalances(Opaque):
           LedgerError: there is no space, or the file cannot be written.
         """
         size = _LEAST_ROOM + _BYTES_PER_UNIT * check_int("units", units, low=1)
-        if min(map(_size_of, (self.path, self.path.with_name(f"{self.path.name}-journal")))) >= size:
+        # The first read undoes what a process that died has left, so that sizes are looked at behind it.
+        is_free = self._file.read(lambda connection: connection.execute(_HAS_ROOM).fetchone()) is None
+        if is_free and min(map(_size_of, (self.path, self.path.with_name(f"{self.path.name}-journal")))) >= size:
             return
 
         def fill_file(connection: sqlite3.Connection) -> None:
+            connection.execute(_END_ROOM)  # of a process that died before it ended it
             connection.execute(_NEW_ROOM)
             pieces = [(_ROOM_PIECE,)] * -(-size // _ROOM_PIECE)
             connection.executemany("INSERT INTO room VALUES (randomblob(?))", pieces)  # a disk may leave zeros out

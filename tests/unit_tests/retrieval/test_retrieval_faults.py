@@ -154,6 +154,27 @@ def test_a_full_disk_answers_alike_whether_nobody_or_everybody_takes_part(
     assert votes(made.invoke("what of the cough?"))["yes"] > 0
 
 
+def test_space_for_debits_is_set_aside_anew_where_a_process_was_killed_in_one(tmp_path: Path) -> None:
+    """SQLite undoes what it wrote, and removes the journal: the next debits would take space by who takes part."""
+    made = durable(tmp_path, private=examples(*records("cough", "yes", 200)))
+    made.warm_up()
+    journal = tmp_path / "balances.db-journal"
+    size = journal.stat().st_size
+
+    def killed(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.executemany(beside_ledgers._COUNT, [(os.urandom(32),) for _ in range(1_000)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        made.filter.balances._file.write(killed)
+    os.waitpid(child, 0)
+    for query in ("what of the weather?", "what of the cough?"):
+        made.invoke(query)
+        assert journal.stat().st_size == size
+
+
 def test_the_ledger_is_not_waited_for_with_the_file_locked(tmp_path: Path) -> None:
     made = durable(tmp_path)
     seen = []

@@ -17,7 +17,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
+from langchain_dpicl.stores.beside_ledgers import PerCallFile, SQLiteBalances
 
 pytestmark = pytest.mark.traced
 
@@ -206,12 +206,26 @@ def test_no_debit_takes_space_that_was_not_set_aside_before(tmp_path: Path) -> N
     assert counted(balances.path)[0] == 4
 
 
-def test_room_that_was_half_made_when_its_process_died_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_room_that_was_half_made_when_its_process_died_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int
+) -> None:
+    """Of three steps the last one gives the pages back: without it all of the file is taken, whatever its size is."""
     balances = taken(tmp_path / "balances.db")
-    with contextlib.closing(sqlite3.connect(balances.path, isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE room (filler BLOB)")
+    write, done = PerCallFile.write, []
+
+    def stopped(file: PerCallFile, action: Any) -> Any:
+        if len(done) == steps:
+            raise KeyboardInterrupt
+        done.append(action)
+        return write(file, action)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PerCallFile, "write", stopped)
+        balances.make_room(500)
     balances.make_room(500)
     kept = sizes(balances.path)
+    assert kept[0] < 3 * (1 << 16)  # not made twice
     assert balances.debit([f"unit {number}" for number in range(500)], 0) == [True] * 500
     assert sizes(balances.path) == kept
     with contextlib.closing(sqlite3.connect(balances.path)) as connection:
