@@ -12,7 +12,7 @@ import torch
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.embedded import cut_at_stop
 from langchain_dpicl.backends.hf.batches import BatchShape, GrowingBatch, is_out_of_memory
-from langchain_dpicl.backends.hf.engine import Engine, PrivateRows
+from langchain_dpicl.backends.hf.engine import BLOCK, Engine, PrivateRows
 from langchain_dpicl.backends.hf.tokens import Prompts
 from langchain_dpicl.backends.hf.vocabulary import (
     Floats,
@@ -164,7 +164,7 @@ def complete_private(
         lambda batch, rows: _write(engine, batch, rows, job, steps=steps),
         texts.__setitem__,
         what="texts",
-        longest=lambda batch, rows: _write(engine, batch, rows, None, steps=steps),
+        longest=lambda batch, rows: _fill(engine, batch, rows, steps=steps),
     )
     return texts
 
@@ -257,28 +257,36 @@ def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: i
 
 
 def _write(
-    engine: Engine,
-    batch: GrowingBatch,
-    rows: Sequence[Sequence[int]],
-    job: CompletionRequest | None,
-    *,
-    steps: int,
+    engine: Engine, batch: GrowingBatch, rows: Sequence[Sequence[int]], job: CompletionRequest, *, steps: int
 ) -> list[str]:
-    """Returns one text per row, all written together until the last has ended; without a job, what never ends."""
-    texts = [] if job is None else [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
+    """Returns one text per row, all written together until the last has ended."""
+    texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
     for remaining in range(steps, 0, -1):
         settled = engine.settle(raw)
-        if job is None or job.taste.temperature == 0:
+        if job.taste.temperature == 0:
             tokens = likeliest(settled, engine.vocabulary)
         else:
             tokens = draw_tokens(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
-        for text, token in zip(texts, tokens.tolist(), strict=job is not None):
+        for text, token in zip(texts, tokens.tolist(), strict=True):
             text.add(token)
-        if remaining == 1 or (texts and all(text.has_ended for text in texts)):
+        if remaining == 1 or all(text.has_ended for text in texts):
             break
         raw = batch.step(_to_device(engine, tokens))
     return [text.read() for text in texts]
+
+
+def _fill(engine: Engine, batch: GrowingBatch, rows: Sequence[Sequence[int]], *, steps: int) -> list[str]:
+    """Adds as many tokens as `_write` does at most, in blocks: that takes no less memory, and far less time."""
+    if steps > 0:
+        raw = batch.start(rows)
+        blocks, rest = divmod(steps - 1, BLOCK)
+        for count in (*[BLOCK] * blocks, *[1] * rest):
+            engine.settle(raw)
+            tokens = torch.full((len(rows), count), engine.vocabulary.filler, device=engine.body.device)
+            raw = batch.many(tokens)[:, -1] if count > 1 else batch.step(tokens[:, 0])
+        engine.settle(raw)
+    return []
 
 
 def _to_device(engine: Engine, tokens: Ints) -> torch.Tensor:

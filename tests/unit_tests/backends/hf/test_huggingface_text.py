@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from langchain_dpicl.backends.hf.engine import BLOCK  # noqa: E402
 from langchain_dpicl.exceptions import ConfigurationError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import HOSTILE, same_bits  # noqa: E402
@@ -232,6 +233,17 @@ class TestWriting:
         watched = doubles.Watched(model)
         backend.complete([OTHER], max_tokens=500, public=False)
         assert len(watched.shapes) < 64
+
+    def test_how_many_rows_run_together_is_found_out_at_full_length_in_few_forwards(self):
+        model = tiny_hf.llama(context=400)
+        backend = engine(model, max_new_tokens=200)
+        backend.complete([OTHER], max_tokens=2)
+        watched, counts = doubles.Watched(model), []
+        for _ in range(2):
+            backend.complete([OTHER], max_tokens=200)
+            counts.append(len(watched.shapes))
+        public = counts[0] - (counts[1] - counts[0])
+        assert 200 // BLOCK < public < 200 // BLOCK + BLOCK + 5
 
     def test_no_tokens_give_no_text(self):
         assert LLAMA.complete([OTHER], max_tokens=0) == [""]
