@@ -56,7 +56,10 @@ class Template:
             for _, field, spec, conversion in parsed
         ):
             spaced = [field for _, field, _, _ in parsed or () if field and " " in field.strip()]
+            formatted = [field for _, field, spec, conversion in parsed or () if field and (spec or conversion)]
             advice = "Write {{ and }} for braces."
+            if formatted and not specs and all(field.isidentifier() for field in formatted):
+                advice = f"Leave out what follows the name in {{{formatted[0]}...}}."
             if spaced and all(part.isidentifier() for part in spaced[0].split()):
                 advice = f"Rename the field {spaced[0]!r}: a name has letters, digits and _ alone."
             raise ConfigurationError(

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, cast
 
 from langchain_core.example_selectors import BaseExampleSelector
@@ -372,14 +372,13 @@ class ReleasedPrompt(HidesInput):
     ) -> tuple[Self, DemonstrationSynthesizer]:
         """Checks the template, then declares the share; nothing is spent yet."""
         # Imported here: a released template loads neither models nor accountants.
-        from langchain_dpicl.generation.decoding_loop import check_example_prompt, generated_fields
+        from langchain_dpicl.generation.decoding_loop import generated_fields
         from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
         from langchain_dpicl.release.declare_share import range_of
 
         made = cls._without_examples(example_prompt, prefix, suffix, {})
         examples = range_of(private)
-        fields = generated_fields(examples, task)
-        check_example_prompt(vars(made)["example_prompt"], fields, text_key=examples.text_key)
+        _check_shown(made, generated_fields(examples, task), text_key=examples.text_key)
         return made, DemonstrationSynthesizer.from_private_examples(private, task=task, **generation)
 
     @classmethod
@@ -388,13 +387,12 @@ class ReleasedPrompt(HidesInput):
     ) -> Self:
         """Returns the template without demonstrations; checks it and the run before that releases more."""
         from langchain_dpicl.evolution import PrivateEvolution
-        from langchain_dpicl.generation.decoding_loop import check_example_prompt
         from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 
         if not isinstance(run, DemonstrationSynthesizer | PrivateEvolution):
             raise fail("run", "a DemonstrationSynthesizer or PrivateEvolution", type(run).__name__)
         made = cls._without_examples(example_prompt, prefix, suffix, fields)
-        check_example_prompt(vars(made)["example_prompt"], run.fields, text_key=run.fields[0])
+        _check_shown(made, run.fields, text_key=run.fields[0])
         return made
 
     @classmethod
@@ -430,6 +428,16 @@ class ReleasedPrompt(HidesInput):
         if self.examples is None:
             raise ConfigurationError("examples: expected a list of released demonstrations, found an example selector.")
         return self.examples
+
+
+def _check_shown(made: Any, fields: Collection[str], *, text_key: str) -> None:
+    """Refuses, before anything is charged, a template that would not show what is released, or the query."""
+    from langchain_dpicl.generation.decoding_loop import check_example_prompt
+
+    check_example_prompt(made.example_prompt, fields, text_key=text_key)
+    if made.suffix and not (made.input_variables or made.partial_variables):
+        advice = 'Where another part of a prompt shows the query, give suffix="".'
+        raise fail("suffix", "a template with the query's variable, such as {input}", made.suffix, advice)
 
 
 def _escaped(text: str) -> str:

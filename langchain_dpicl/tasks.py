@@ -67,6 +67,7 @@ class FewShotTemplate:
         if not used or (unknown := sorted(set(used) - set(self.fields))):
             wrong = unknown if used else self.example_prompt
             advice = "Declare further fields with PrivateExamples(fields=...), or data.fields of a settings file."
+            advice = advice if used else "Write a field in single braces."
             raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", wrong, advice)
         if not self.input_variables:
             raise fail("suffix", "a template with the query's variable, such as {input}", self.suffix)
@@ -90,10 +91,11 @@ class FewShotTemplate:
         """The fields that an example shows, in the order in which they appear."""
         return self._example.names
 
-    def check_shows(self, label_key: str) -> None:
-        """Refuses examples, of any wording, that do not show their label."""
+    def check_shows(self, label_key: str, *, or_another: bool = False) -> None:
+        """Refuses examples, of any wording, without their label, or `or_another` field that the query lacks."""
         for wording in (self, *self.others):
-            if label_key not in wording.example_fields:
+            shown = wording.example_fields
+            if label_key not in shown and not (or_another and len(shown) > len(wording.input_variables)):
                 advice = "An example without its label teaches nothing."
                 raise fail("example_prompt", f"a template that shows {{{label_key}}}", wording.example_prompt, advice)
 
@@ -111,7 +113,7 @@ class FewShotTemplate:
             return (public_text("input", value),)
         missing = [name for name in names if name not in value]
         if missing:
-            raise fail("input", f"a dict with {list(names)}", f"{missing} missing")
+            raise fail("input", f"a dict with {list(names)}", [*value])
         return tuple(public_text(f"input[{name!r}]", value[name]) for name in names)
 
     def with_content(self, query: Query, text: str) -> Query:
@@ -161,7 +163,7 @@ def public_text(name: str, value: Any) -> str:
     expected = "text, a message, a prompt value, a document, or a list of these"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if isinstance(value, float) and np.isnan(value):  # a table's mark of a text that is missing
-            raise fail(name, expected, value)
+            raise fail(name, expected, value, "Leave out what has no text.")
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
@@ -348,13 +350,13 @@ class VotingTask:
     ) -> VotingTask:
         """Fills in defaults, and checks the options against the fields of the records.
 
-        Examples have to show the label that is voted on; documents, the context of a question, need not.
+        Examples have to show what is voted on; documents, the context of a question, need not.
         """
         labels = labels_of(records, task.labels)
         texts = texts_of(labels, task.verbalizers)
         words = wording_of(records, task, texts=texts)
         if not are_documents and records.label_key is not None and set(labels) <= set(records.labels or ()):
-            words.check_shows(records.label_key)
+            words.check_shows(records.label_key, or_another=True)
         names = words.input_variables
         can_calibrate = answers.votes != "text" and (len(names) == 1 or "input" in names)
         is_wanted = can_calibrate if answers.calibrate is None else answers.calibrate

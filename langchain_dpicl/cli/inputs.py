@@ -85,7 +85,7 @@ def read_json(path: Path) -> Any:
 def check_out(out: Path, *others: str | Path | None) -> None:
     """Refuses a target that could not be written at the end, by writing beside it now, or that the command reads."""
     if out.exists() and not out.is_file():
-        raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}.")
+        raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}. Name a new file.")
     if any(_is_same_file(out, Path(other)) for other in others if other is not None):
         raise ConfigurationError(
             f"--out: expected another file than those that the command reads or keeps, found {out}. Name a new file."
@@ -100,6 +100,11 @@ def check_out(out: Path, *others: str | Path | None) -> None:
         raise ConfigurationError(
             f"--out: expected a file that can be written, found {out} ({error.strerror})."
         ) from error
+
+
+def holds_something(file: Path) -> bool:
+    """Whether there is a file that is not empty, as `mktemp` leaves one."""
+    return file.exists() and file.stat().st_size > 0
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

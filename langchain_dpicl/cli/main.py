@@ -171,12 +171,14 @@ def _note(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _say(text: str) -> None:
-    """Prints at once; a closed stdout does not stop a run that is being paid for."""
+    """Prints at once; a closed stdout does not stop a run that is being paid for, a full one does."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes again what waits, at its end
+        if not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def _confirm(words: str) -> bool:

@@ -15,6 +15,7 @@ from langchain_dpicl.cli.inputs import (
     add_flags,
     add_settings,
     check_out,
+    holds_something,
     load_model,
     read_json,
     read_records,
@@ -126,7 +127,7 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
 def _check_replaced(out: Path) -> None:
     """Refuses to write over a file of something else, which may be paid for."""
     try:
-        is_lost = out.exists() and "rehearsal" not in read_json(out)["format"]
+        is_lost = holds_something(out) and "rehearsal" not in read_json(out)["format"]
     except (ConfigurationError, LookupError, TypeError):
         is_lost = True
     if is_lost:

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
-from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, check_out, read_json, read_records
+from langchain_dpicl.cli.inputs import (
+    Settings,
+    add_flags,
+    add_settings,
+    check_out,
+    holds_something,
+    read_json,
+    read_records,
+)
 from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
@@ -98,7 +106,7 @@ def check_target(arguments: argparse.Namespace, settings: Settings, *, is_added_
 
 def check_kept(file: Path, arguments: argparse.Namespace, settings: Settings) -> None:
     """Refuses to replace a file, which may be paid for, unless it is of the run that this command goes on with."""
-    if file.exists() and not _goes_on(file, arguments, settings):
+    if holds_something(file) and not _goes_on(file, arguments, settings):
         advice = "It may be what an earlier run paid for: name another file, or move that one away."
         if "checkpoint" in arguments:
             advice += " The command of a run that stopped goes on with its --ledger and --checkpoint."

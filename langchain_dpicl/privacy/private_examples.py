@@ -1031,8 +1031,9 @@ def container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
     if isinstance(records, DocumentLoader):
         return ""
-    # A document can be iterated, as every pydantic object: over its fields.
-    is_record = isinstance(records, Mapping) or hasattr(records, "page_content")
+    # A document can be iterated, as every pydantic object: over its fields. A frame has its columns as attributes too.
+    is_document = hasattr(records, "page_content") and not hasattr(records, "columns")
+    is_record = isinstance(records, Mapping) or is_document
     if is_record or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
         advice = " Of a table of splits give one; put a single record into a list." * is_record
         return f"records: expected an iterable of texts or mappings, found {type(records).__name__}.{advice}"

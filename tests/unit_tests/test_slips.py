@@ -188,7 +188,7 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a query that a frame lacks": (
         lambda: voter().invoke(math.nan),  # type: ignore[arg-type]
         ConfigurationError,
-        r"input: expected text, .*, found nan\.",
+        r"input: expected text, .*, found nan\. Leave out what has no text\.",
     ),
     "messages of text": (
         lambda: DPFewShotChatMessagePromptTemplate.from_private_examples(
@@ -241,6 +241,26 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: prompt(suffix='{"article": "{input}"}'),
         ConfigurationError,
         r"suffix: expected plain {field} names in an f-string template, found .* Write {{ and }} for braces",
+    ),
+    "a suffix of a prompt without the query": (
+        lambda: prompt(suffix="Topic:"),
+        ConfigurationError,
+        r"suffix: expected a template with the query's variable, .*, found 'Topic:'\. Where another part .* suffix=\"\"",
+    ),
+    "a format in an example": (
+        lambda: voter(example_prompt="Article: {text}\nTopic: {label!r}"),
+        ConfigurationError,
+        r"example_prompt: expected plain {field} names .*\. Leave out what follows the name in {label\.\.\.}\.",
+    ),
+    "double braces in an example": (
+        lambda: voter(example_prompt="Article: {{text}} Topic: {{label}}"),
+        ConfigurationError,
+        r"expected a template with fields among .*, found '.*'\. Write a field in single braces\.",
+    ),
+    "another key in a query": (
+        lambda: voter().invoke({"text": "a"}),
+        ConfigurationError,
+        r"input: expected a dict with \['input'\], found \['text'\]\.",
     ),
     "a prompt without a suffix": (
         lambda: prompt(suffix=None),

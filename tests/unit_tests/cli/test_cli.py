@@ -775,6 +775,11 @@ class TestTheTargetFile:
         assert "--out: expected a file that does not exist yet, found 'out.json'. It may be" in capsys.readouterr().err
         assert Path("out.json").read_text() == "of an earlier run"
 
+    def test_that_is_empty_as_mktemp_leaves_it_is_taken(self, records: Path, tmp_path: Path) -> None:
+        (out := tmp_path / "out.json").touch()
+        assert generate(records, out, "--quiet") == 0
+        assert len(ReleasedDemonstrations.load(out).examples) == 2
+
     def test_that_goes_away_meanwhile_costs_no_demonstration(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -941,6 +946,14 @@ class TestAnInterruptedRun:
             "dpicl: stdout: expected an open stream for what is printed, found a closed one." in capsys.readouterr().err
         )
         assert [path.name for path in Path().iterdir()] == ["records.jsonl"]
+
+    def test_a_full_stdout_is_named(
+        self, checks_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            assert main(["epsilon", str(checks_file)]) == 2
+        assert capsys.readouterr().err == "dpicl: stdout: No space left on device.\n"
 
     def test_a_question_to_a_closed_terminal_is_answered_with_yes_in_advance(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

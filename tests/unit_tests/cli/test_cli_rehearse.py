@@ -100,7 +100,7 @@ def test_the_private_records_are_no_public_examples(
         assert "FILE: expected PUBLIC examples, found data.file, the private records" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": "langchain-dpicl-demonstrations"}'])
+@pytest.mark.parametrize("content", ["{}", '{"format": "langchain-dpicl-demonstrations"}'])
 def test_no_file_of_something_else_is_replaced(
     content: str, public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

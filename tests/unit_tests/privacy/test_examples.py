@@ -330,6 +330,12 @@ class PandasSeries(list[str]):
         return dict(enumerate(self))
 
 
+class WithPages(PandasFrame):
+    """A frame with a column called page_content, which is an attribute too."""
+
+    page_content = None
+
+
 NOTES = [{"text": "a", "queue": "login"}, {"text": "b", "queue": "billing"}, {"text": "c", "queue": "login"}]
 
 
@@ -339,11 +345,12 @@ NOTES = [{"text": "a", "queue": "login"}, {"text": "b", "queue": "billing"}, {"t
         tuple(NOTES),
         (note for note in NOTES),
         PandasFrame(NOTES),
+        WithPages(NOTES),
         PolarsFrame(NOTES),
         [Document(note["text"], id="7", metadata={"queue": note["queue"], "page": 3}) for note in NOTES],
         SimpleNamespace(lazy_load=lambda: iter(NOTES)),
     ],
-    ids=["tuple", "iterator", "pandas", "polars", "documents", "loader"],
+    ids=["tuple", "iterator", "pandas", "pandas of pages", "polars", "documents", "loader"],
 )
 def test_any_container_of_records_is_read(source: Any) -> None:
     private = examples(source)

@@ -149,8 +149,15 @@ def test_examples_without_their_label_are_refused(wordings: tuple[FewShotTask, .
     for task in (hidden.replace(wordings=wordings), shown.replace(wordings=(hidden,))):
         with pytest.raises(ConfigurationError, match=r"shows {queue}, found 'Ticket: {text}'. An example without its"):
             voter(task=task)
-    # Votes on other labels read them in another field.
+    # Votes on other labels, or on another field of the same ones, read them there.
     assert voter(task=hidden.replace(labels=("yes", "no"))).labels == ("yes", "no")
+    both = PrivateExamples(
+        [{"text": "a", "queue": "card", "next": "transfer"}] * 40,
+        label_key="queue", labels=["card", "transfer"], public_size=40, fields=("next",),
+    )  # fmt: skip
+    assert voter(both, task=FewShotTask("{text} {next}", "{input}")).labels == ("card", "transfer")
+    with pytest.raises(ConfigurationError, match="teaches nothing"):
+        voter(both, task=FewShotTask("{text} {next}", "{text} {next}"))
 
 
 def test_the_majority_wins_where_noise_is_nothing() -> None:
