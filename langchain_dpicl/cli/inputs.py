@@ -84,7 +84,8 @@ def read_json(path: Path) -> Any:
 
 def check_out(out: Path, *others: str | Path | None) -> None:
     """Refuses a target that could not be written at the end, by writing beside it now, or that the command reads."""
-    if out.exists() and not out.is_file():
+    # /dev/stdout may lead to a plain file, and a saved file would take the place of the link.
+    if (out.exists() and not out.is_file()) or out.parent.resolve() == Path("/dev"):
         raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}. Name a new file.")
     if any(_is_same_file(out, Path(other)) for other in others if other is not None):
         raise ConfigurationError(

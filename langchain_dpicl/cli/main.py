@@ -67,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"stdout: expected an open stream for what is printed, found a closed one. {advice}")
         return BAD_INPUT
     if arguments.version:
-        _say(f"dpicl {_version()}")
-        return DONE
+        return explain(_show_version, typed, quiet=False)
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return BAD_INPUT
@@ -151,10 +150,11 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _version() -> str:
+def _show_version() -> int:
     from importlib import metadata
 
-    return metadata.version("langchain-dpicl")
+    _say(f"dpicl {metadata.version('langchain-dpicl')}")
+    return DONE
 
 
 def _complain(message: str) -> None:

@@ -13,6 +13,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import (
     AIMessagePromptTemplate,
+    BasePromptTemplate,
     ChatPromptTemplate,
     FewShotPromptTemplate,
     HumanMessagePromptTemplate,
@@ -242,7 +243,10 @@ def _stock_prompt(name: str, prompt: Any) -> Any:
     if type(prompt).__module__ == _RELEASED and hasattr(prompt, "to_stock"):
         prompt = prompt.to_stock()
     if not _is_plain(prompt):
-        raise _refused(name, [prompt])
+        if not isinstance(prompt, BasePromptTemplate):
+            raise _refused(name, [prompt])
+        expected = "a template of f-strings and fixed messages, without functions, selectors and placeholders"
+        raise CapabilityError(f"{name}: expected {expected}, found another {type(prompt).__name__}. {_ADVICE}")
     return prompt
 
 

@@ -185,6 +185,26 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         r"evaluators: expected one or more of Exact, Score and Judge, found Exact\. Write Exact\(\.\.\.\)",
     ),
+    "a template of another language under test": (
+        lambda: dp_evaluate(
+            PromptTemplate.from_template("{{text}}", template_format="mustache") | EmbeddedLLM(),
+            declared(),
+            evaluators=Exact(),
+            budget=handler(),
+        ),
+        CapabilityError,
+        r"chain: expected a template of f-strings and fixed messages, .*, found another PromptTemplate\.",
+    ),
+    "a template with a place for messages under test": (
+        lambda: dp_evaluate(
+            ChatPromptTemplate.from_messages([("placeholder", "{history}"), ("human", "{text}")]) | EmbeddedLLM(),
+            declared(),
+            evaluators=Exact(),
+            budget=handler(),
+        ),
+        CapabilityError,
+        r"without functions, selectors and placeholders, found another ChatPromptTemplate\.",
+    ),
     "a query that a frame lacks": (
         lambda: voter().invoke(math.nan),  # type: ignore[arg-type]
         ConfigurationError,

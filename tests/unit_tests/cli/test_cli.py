@@ -748,6 +748,7 @@ class TestTheTargetFile:
             ("records.jsonl/out.json", "a folder that exists, found records.jsonl/out.json"),
             (".", "found a folder or a device: ."),
             (os.devnull, f"found a folder or a device: {os.devnull}"),
+            ("/dev/stdout", "found a folder or a device: /dev/stdout. Name a new file."),
             ("records.jsonl", "expected another file than those that the command reads or keeps, found records.jsonl"),
             ("x" * 240, "expected a file that can be written, found xxx"),
         ],
@@ -947,12 +948,14 @@ class TestAnInterruptedRun:
         )
         assert [path.name for path in Path().iterdir()] == ["records.jsonl"]
 
+    @pytest.mark.parametrize("typed", [["--version"], ["epsilon", "checks.json"]])
     def test_a_full_stdout_is_named(
-        self, checks_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, typed: list[str], checks_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        monkeypatch.chdir(checks_file.parent)
         with Path("/dev/full").open("w", encoding="utf-8") as full:
             monkeypatch.setattr(sys, "stdout", full)
-            assert main(["epsilon", str(checks_file)]) == 2
+            assert main(typed) == 2
         assert capsys.readouterr().err == "dpicl: stdout: No space left on device.\n"
 
     def test_a_question_to_a_closed_terminal_is_answered_with_yes_in_advance(
