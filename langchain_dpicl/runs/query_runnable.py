@@ -464,6 +464,9 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
     def _check_batch(self, inputs: Sequence[Any], config: Any, options: Mapping[str, Any]) -> None:
         """Checks all inputs before the first is charged: where one raises, the answers of the others are lost."""
         check_configs(config)
+        if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+            advice = "Write [...] around one, or list(...) around a column."
+            raise fail("inputs", "a list of queries", type(inputs), advice)
         if not options.get("return_exceptions"):
             for value in inputs:
                 self._check_input(value)

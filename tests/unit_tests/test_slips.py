@@ -205,6 +205,16 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         CapabilityError,
         r"without functions, selectors and placeholders, found another ChatPromptTemplate\.",
     ),
+    "one query in place of a batch, whose letters would be charged": (
+        lambda: voter().batch("ab"),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"inputs: expected a list of queries, found str\. Write \[\.\.\.\] around one, or list\(\.\.\.\)",
+    ),
+    "a column of a frame in place of a batch": (
+        lambda: voter().batch(np.array(["a", "b"])),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"inputs: expected a list of queries, found ndarray\.",
+    ),
     "a query that a frame lacks": (
         lambda: voter().invoke(math.nan),  # type: ignore[arg-type]
         ConfigurationError,
