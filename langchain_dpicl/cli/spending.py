@@ -261,7 +261,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
         has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
-        if has_some or (has_ended and not arguments.out.exists()):
+        if has_some or (has_ended and not holds_something(arguments.out)):
             save_or_print(run.result, arguments.out, say=call.say)
     if stopped:
         again = _continuation(has_workers=has_workers, is_durable=budget.budget.durable)
