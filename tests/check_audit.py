@@ -44,7 +44,7 @@ PLAYED = (
     "unit_tests/audit/test_retrieving.py",
     "unit_tests/evolution/test_evolution_privacy.py::test_the_worst_cases_are_sound",
     "unit_tests/evolution/test_evolution_privacy.py::test_a_planted_bug_is_caught_by_a_worst_case",
-    "integration_tests/test_ray_cluster.py::test_one_process_has_the_law_and_32_texts_a_label_tell_wrong_noise_and_missing_records",
+    "integration_tests/test_ray_cluster.py::test_one_process_has_the_law_and_64_texts_a_label_tell_wrong_noise_and_missing_records",
     "integration_tests/test_ray_cluster.py::test_many_texts_of_workers_have_the_law_of_one_process",
 )
 WORDS = {

@@ -20,7 +20,7 @@ from langchain_dpicl.audit import AuditReport, AuditResult, Subject, audit, comp
 from langchain_dpicl.audit.targets import QUERY, helper_of, labeler_of, synthesizer_of, voter_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError
-from tests.check_audit import Counts
+from tests.check_audit import PLAYED, ROOT, Counts
 
 # --- the caller's context ---------------------------------------------------------------------------------------------
 
@@ -212,3 +212,9 @@ def test_what_was_played_is_counted_as_before() -> None:
     assert counts.found == {("planted", True): 1, ("sound", False): 1}
     assert counts.skipped == 0
     assert [line.split(":")[0] for line in counts.bad] == ["FALSE ALARM"]
+
+
+@pytest.mark.parametrize("played", PLAYED)
+def test_what_make_audit_plays_is_there(played: str) -> None:
+    file, _, name = played.partition("::")
+    assert f"def {name or 'test_'}" in (ROOT / "tests" / file).read_text(encoding="utf-8")
