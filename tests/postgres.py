@@ -60,6 +60,14 @@ def give_up(reason: str, environment: Mapping[str, str] = os.environ) -> NoRetur
     pytest.skip(reason)
 
 
+def _is_alive(process: int) -> bool:
+    """Whether a process exists that has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class PostgresServer:
     """A server with a folder of its own. `start` and `stop` may follow one another."""
 
@@ -107,21 +115,23 @@ class PostgresServer:
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stops the server: SIGINT ends sessions and writes all down, SIGQUIT and SIGKILL are a crash."""
         if self._process is not None:
-            if how is signal.SIGKILL:
-                self._kill_children()
+            killed = self._kill_children() if how is signal.SIGKILL else []
             self._process.send_signal(how)
             self._process.send_signal(signal.SIGCONT)
             self._process.wait(PATIENCE)
             self._process = None
+            await_that(lambda: not any(map(_is_alive, killed)))  # no server starts beside one that holds its memory
 
-    def _kill_children(self) -> None:
+    def _kill_children(self) -> list[int]:
         # Those of a killed postmaster would finish their work first: a crash of the host spares none.
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        for child in map(int, children):
+        found = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        children = [int(child) for child in found]
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        return children
 
     def conninfo(self, database: str = "postgres", *, user: str = "owner", folder: Path | None = None) -> str:
         """Returns where to connect; `folder` is a proxy's."""
