@@ -52,34 +52,24 @@ def answer_rows(
       what: public name of the kind of answer; those of one kind and shape take the same memory at most.
       longest: takes as much memory as `answer` can with any rows.
     """
-    if not (count := len(private.rows)):
-        return
 
     def run_public(shape: BatchShape) -> object:
         return longest(engine.batch(shape), [[engine.vocabulary.filler]] * shape.size)
 
+    def put_those(members: dict[int, int]) -> bool | None:
+        return run_guarded(lambda: _put_answers(engine, private, answer, put, members, size=size))
+
     with engine.lock:
+        # Also where there is no row: how many there are decides no error, and no size of a later call.
+        engine.body.hooks.check()
         size = engine.size_that_fits(what, private.shape, run_public)
-        for place in range(0, count, size):
-            members = dict(enumerate(range(place, min(place + size, count))))
+        for place in range(0, count := len(private.rows), size):
             engine.body.hooks.check()
-            _put_chunk(engine, private, answer, put, members, size=size)
+            _put_chunk(engine, dict(enumerate(range(place, min(place + size, count)))), put_those)
 
 
-def _put_chunk(
-    engine: Engine,
-    private: PrivateRows,
-    answer: Answer,
-    put: Callable[[int, Any], None],
-    members: dict[int, int],
-    *,
-    size: int,
-) -> None:
+def _put_chunk(engine: Engine, members: dict[int, int], put_those: Callable[[dict[int, int]], bool | None]) -> None:
     """Puts the answers of one chunk, or of each of its rows; a row that fails or does not fit even alone has none."""
-
-    def put_those(some: dict[int, int]) -> bool | None:
-        return run_guarded(lambda: _put_answers(engine, private, answer, put, some, size=size))
-
     outcome = put_those(members)
     while outcome is False and engine.spare():
         outcome = put_those(members)

@@ -697,17 +697,9 @@ class OutageWriter(LeasingWriter):
     So a store that answers nobody holds each thread for one of its waits or two, however many there are.
     """
 
-    def __init__(
-        self,
-        store: LedgerStore,
-        header: LedgerHeader,
-        *,
-        allowed_wrappers: Callable[[], Sequence[str]] = tuple,
-        most_held: int = 1,
-    ) -> None:
-        super().__init__(store, header, allowed_wrappers=allowed_wrappers, most_held=most_held)
-        self._outages = 0
-        self._out_until = 0.0  # until when only one thread at a time tries the store, and the others are refused
+    _outages = 0
+    _out_until = 0.0
+    """Until when only one thread at a time tries the store, and the others are refused."""
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[LineAppender]:

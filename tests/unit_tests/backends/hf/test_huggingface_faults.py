@@ -212,6 +212,17 @@ class TestTextsOfASecretNumberOfRows:
         assert lengthy.failures == failed
         assert sizes(backend) == learnt
 
+    def test_the_size_is_found_out_by_a_call_without_rows_too(self, name):
+        """Otherwise an empty sample would leave it to a later call, when others may have taken memory."""
+        found = []
+        for prompts in ([], UNITS):
+            backend = engine(MODELS[name]())
+            backend.complete(prompts, max_tokens=3)
+            backend.score_choices(prompts, [" red", " blue"])
+            found.append({key: size for key, (size, _) in backend._engine._fitting.items()})
+        assert found[0] == found[1]
+        assert found[0]
+
     @pytest.mark.parametrize("ask", ["texts", "choices"])
     def test_a_batch_that_does_not_fit_for_once_costs_its_own_rows_at_most(self, name, ask):
         model = MODELS[name]()

@@ -102,6 +102,9 @@ ASKED: dict[str, Callable[[Any], Any]] = {
     "session": lambda made: made.open([PROMPT]).score([5]),
     "choices": lambda made: made.score_choices([PROMPT], ["yes", "no"]),
     "text": lambda made: made.complete([PROMPT], max_tokens=2),
+    # How many rows a sample has decides no error.
+    "choices of no row": lambda made: made.score_choices([], ["yes", "no"]),
+    "texts of no row": lambda made: made.complete([], max_tokens=2),
 }
 
 
