@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ import numpy as np
 import pytest
 from _pytest.runner import runtestprotocol
 
-from langchain_dpicl.privacy.mechanisms.randomness import GaussianDraws, SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import DECIMALS, GaussianDraws, SecureRandom
 
 HALF = Decimal("0.5")
+LEAST = Decimal("1e-50")  # 1 - LEAST is below 1 in the arithmetic of `binomial`, as every level is
 DESELECTED = "not planted and not audited and not benches"
 SHOWN = 160
 DRAWS = [0]
@@ -63,9 +64,9 @@ class Tails:
         def _level(rng: SecureRandom) -> Decimal:
             DRAWS[0] += 1
             place = level(rng)
-            if place < HALF:
-                return HALF * (2 * place) ** Decimal(self.power)
-            return 1 - HALF * (2 * (1 - place)) ** Decimal(self.power)
+            with localcontext(DECIMALS):
+                tail = max(HALF * (2 * min(place, 1 - place)) ** Decimal(self.power), LEAST)
+                return tail if place < HALF else 1 - tail
 
         def longer(rng: SecureRandom, scale: int) -> int:
             DRAWS[0] += 1

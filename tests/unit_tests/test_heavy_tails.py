@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from tests import heavy_tails
 
 SELDOM = """
@@ -32,3 +33,18 @@ def test_a_test_that_seldom_fails_is_found(tmp_path: Path, capfd: pytest.Capture
     assert "test_once.py::test_seldom_fails" in found
     assert found.startswith("failed ")
     assert counts == "2 tests draw noise, 1 of them failed"
+
+
+class Last(SecureRandom):
+    """The entropy whose level is nearest 1."""
+
+    def entropy(self, num_bytes: int) -> bytes:
+        return b"\xff" * num_bytes
+
+
+def test_a_level_stays_below_1_and_a_binomial_draw_below_its_number_of_coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("exponential", "gaussian_draws", "_level", "geometric"):
+        monkeypatch.setattr(SecureRandom, name, getattr(SecureRandom, name))
+    heavy_tails.Tails(8.0).install()
+    assert Last()._level() < 1
+    assert Last().binomial(10, 0.5) == 10
