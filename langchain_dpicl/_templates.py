@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
 
 from langchain_dpicl.exceptions import ConfigurationError
+
+_NAME = re.compile(r"""[^\W\d]([^{}\[\].!:"'\\]*[^{}\[\].!:"'\\\s])?""")
+"""A name that a record, and a column of a table, can have: `text`, `Queue Name`, `Ticket #`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +56,16 @@ class Template:
             parsed = None
         if parsed is None or any(
             field is not None
-            and (not field.isidentifier() or (not specs and (spec or conversion)) or "{" in (spec or ""))
+            and (not _NAME.fullmatch(field) or (not specs and (spec or conversion)) or "{" in (spec or ""))
             for _, field, spec, conversion in parsed
         ):
-            spaced = [field for _, field, _, _ in parsed or () if field and " " in field.strip()]
             formatted = [field for _, field, spec, conversion in parsed or () if field and (spec or conversion)]
+            parts = [field for _, field, _, _ in parsed or () if field and re.fullmatch(r"[^\W\d].*[.\[].*", field)]
             advice = "Write {{ and }} for braces."
-            if formatted and not specs and all(field.isidentifier() for field in formatted):
+            if formatted and not specs and all(map(_NAME.fullmatch, formatted)):
                 advice = f"Leave out what follows the name in {{{formatted[0]}...}}."
-            if spaced and all(part.isidentifier() for part in spaced[0].split()):
-                advice = f"Rename the field {spaced[0]!r}: a name has letters, digits and _ alone."
+            elif parts:
+                advice = f"Rename the field {parts[0]!r}: a template reads no name with . or [ in it."
             raise ConfigurationError(
                 f"{name}: expected plain {{field}} names in an f-string template, found {text!r}. {advice}"
             )

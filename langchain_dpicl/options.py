@@ -816,7 +816,8 @@ class FewShotTask(Option):
     Args:
       example_prompt: template of one record, such as `"Ticket: {text}\nQueue: {queue}"`; None: text and label on a line
         each.
-      suffix: template of the query after the records, such as `"Ticket: {input}\nQueue:"`; None: as the example.
+      suffix: template of the query after the records, such as `"Ticket: {input}\nQueue:"`; None: the example up to its
+        label, with `{input}` in place of the text.
       prefix: template before the records.
       example_separator: text between the parts.
       labels: the answers; None: the declared labels of the examples.

@@ -406,6 +406,9 @@ class ReleasedPrompt(HidesInput):
             advice = 'Write ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")]).'
             found = type(example_prompt).__name__
             raise fail("example_prompt", "a ChatPromptTemplate of one demonstration", found, advice)
+        if hasattr(example_prompt, "format_messages") and not hasattr(cls, "format_messages"):
+            advice = "For messages take DPFewShotChatMessagePromptTemplate."
+            raise fail("example_prompt", "text or a PromptTemplate", type(example_prompt).__name__, advice)
         if isinstance(example_prompt, str):
             example_prompt = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
         if not hasattr(example_prompt, "input_variables"):

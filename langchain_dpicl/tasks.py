@@ -410,7 +410,10 @@ def texts_of(
 def wording_of(
     records: RecordFields, task: FewShotTask, *, texts: Mapping[str, tuple[str, ...]] | None = None
 ) -> FewShotTemplate:
-    """Returns the few-shot template; by default text and label on one line each, labels shown as their first text."""
+    """Returns the few-shot template; by default text and label on one line each, labels shown as their first text.
+
+    A query without a template of its own is asked as the example shows its text, up to the label.
+    """
     example_prompt, suffix = task.example_prompt, task.suffix
     text_key, label_key = records.text_key, records.label_key
     if (example_prompt is None or suffix is None) and label_key is None:
@@ -418,7 +421,8 @@ def wording_of(
     if example_prompt is None:
         example_prompt = f"{text_key}: {{{text_key}}}\n{label_key}: {{{label_key}}}"
     if suffix is None:
-        suffix = f"{text_key}: {{input}}\n{label_key}:"
+        usual = f"{text_key}: {{input}}\n{label_key}:"
+        suffix = _asked_as(Template.of("example_prompt", example_prompt), text_key, str(label_key)) or usual
     read = {label: words[0].strip() for label, words in (texts or {}).items()}
     return FewShotTemplate(
         example_prompt=Template.of("example_prompt", example_prompt).text,
@@ -429,6 +433,18 @@ def wording_of(
         shown={} if label_key is None else {label_key: read},
         others=tuple([wording_of(records, other, texts=texts) for other in task.wordings]),
     )
+
+
+def _asked_as(example: Template, text_key: str, label_key: str) -> str | None:
+    """Returns an example up to its label, with the query in place of the text; None: the text is not before it."""
+    names = [name for _, name in example.pieces]
+    end = names.index(label_key) if label_key in names else 0
+    if text_key not in names[:end]:
+        return None
+    literals = [literal.replace("{", "{{").replace("}", "}}") for literal, _ in example.pieces]
+    fields = ["input" if name == text_key else name for name in names[:end]]
+    asked = "".join(f"{literal}{{{name}}}" for literal, name in zip(literals, fields, strict=False))
+    return asked + literals[end].rstrip(" ")
 
 
 def abstention_of(answers: LabelAnswers, labels: tuple[str, ...], *, usual: Literal["auto", "never"]) -> float | None:

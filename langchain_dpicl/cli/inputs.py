@@ -21,7 +21,18 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import OPTIONS, Count, CountOrZero, Delta, NotNegative, Option, Positive, Share, Texts
+from langchain_dpicl.options import (
+    OPTIONS,
+    Count,
+    CountOrZero,
+    Delta,
+    NotNegative,
+    Option,
+    OptionT,
+    Positive,
+    Share,
+    Texts,
+)
 from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, fail
 
 if TYPE_CHECKING:
@@ -548,9 +559,11 @@ class Settings:
 
     @property
     def share_delta(self) -> float:
-        """The component's delta: its own, or that of the budget."""
-        own = getattr(self.get("noise"), "delta", None)
-        return float(self.budget.new()["delta"] if own is None else own)
+        """The component's delta: its own, or as large a part of the budget's as its epsilon is."""
+        if (own := getattr(self.get("noise"), "delta", None)) is not None:
+            return float(own)
+        limits = self.budget.new()
+        return float(limits["delta"] * min(self.share_epsilon / limits["epsilon"], 1))
 
     @property
     def adjacency(self) -> Adjacency:
@@ -581,18 +594,31 @@ def component_of(method: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_OF_SERVICE = frozenset({"ledger", "service", "operator", "tenants", "demonstrations"})
+"""Keys that a settings file of `dpicl serve` has beside its components, which are tables there."""
+
+
 def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
     """Checks settings as TOML holds them."""
     rest = dict(given)
     name = rest.pop("method", methods[0])
     if name not in methods:
         raise fail("method", f"one of {list(methods)}", name)
-    tables = {key: TABLES[key].from_dict(_table(key, rest.pop(key))) for key in TABLES if key in rest}
+    tables = {key: read_table(key, TABLES[key], rest.pop(key)) for key in TABLES if key in rest}
     component = component_of(name)
     takes = inspect.signature(getattr(component, "from_private_examples", component)).parameters
     keys = [key for key in takes if key not in _NOT_KEYS]
     given_to_it = {key: _read(key, value, keys, takes) for key, value in rest.items()}
     return Settings(name, component=given_to_it, **tables)  # type: ignore[arg-type]
+
+
+def read_table(key: str, kind: type[OptionT], value: Any) -> OptionT:
+    """Returns a table of a file; a fault names it as the file does, not by the class."""
+    try:
+        return kind.from_dict(_table(key, value))
+    except ConfigurationError as error:
+        fault = re.sub(rf"^{kind.__name__}(?=[.:])", lambda _: key, str(error))
+    raise ConfigurationError(fault)
 
 
 def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect.Parameter]) -> Any:
@@ -601,9 +627,10 @@ def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect
         import difflib
 
         near = difflib.get_close_matches(key, [*keys, *TABLES], 1)
-        raise fail(
-            "settings", f"keys among {sorted([*keys, *TABLES])}", key, f"Did you mean {near[0]!r}?" if near else ""
-        )
+        advice = f"Did you mean {near[0]!r}?" if near else ""
+        if key in _OF_SERVICE:
+            advice = "It stands at the top of a file of `dpicl serve`; a single component's ledger is budget.ledger."
+        raise fail("settings", f"keys among {sorted([*keys, *TABLES])}", key, advice)
     words = re.findall(r"\w+", str(takes[key].annotation))
     options = [option for option in OPTIONS if option.__name__ in words]
     # The name of a mechanism is short for its noise; a rehearsal is an object of Python, and a file of [guess].

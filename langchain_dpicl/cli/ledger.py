@@ -100,10 +100,10 @@ def add_ledger(
 
 
 def _action(
-    actions: Any, name: str, act: Callable[[argparse.Namespace], CommandOutput], text: str
+    actions: Any, name: str, act: Callable[[argparse.Namespace], CommandOutput], text: str, *, where: str = _WHERE
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    command.add_argument("where", help=_WHERE)
+    command.add_argument("where", help=where)
     command.add_argument("--name", help="which of the ledgers there (default: budget)")
     command.set_defaults(act=act)
     return command
@@ -118,7 +118,8 @@ def _file(text: str) -> Path:
 
 
 def _add_create(actions: Any) -> None:
-    command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
+    words = "make a new ledger, once; an existing one is never touched"
+    command = _action(actions, "create", _create, words, where="SQLite file to make, or postgresql:// address")
     limit = "limit; at most 1/(10 * all declared units)"
     command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life, or --per")
     command.add_argument("--delta", type=float, required=True, help=limit)

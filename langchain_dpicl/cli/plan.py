@@ -268,9 +268,8 @@ def _num_labels(settings: Settings, source: RowSource) -> int:
     known: Sequence[str] | None = getattr(source, "labels", None)
     labels = settings.data.num_labels() or settings.guess.labels or (None if known is None else len(known))
     if labels is None or labels < 2:
-        raise fail(
-            "guess.labels", "the number of labels, at least 2", labels, "Or give --public-size LABEL=N for each."
-        )
+        advice = "Give --set guess.labels=N, or --public-size LABEL=N for each."
+        raise fail("guess.labels", "the number of labels, at least 2", labels, advice)
     return labels
 
 

@@ -25,7 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.inputs import Settings, load_embeddings, load_model, private_examples, read_toml, settings_of
+from langchain_dpicl.cli.inputs import (
+    Settings,
+    load_embeddings,
+    load_model,
+    private_examples,
+    read_table,
+    read_toml,
+    settings_of,
+)
 from langchain_dpicl.cli.parser import DONE, VIOLATED, Explain, Parser
 from langchain_dpicl.cli.spending import rehearsed
 from langchain_dpicl.exceptions import ConfigurationError
@@ -135,9 +143,9 @@ def read_app(path: Path, ledger: str | None) -> App:
     shared: dict[str, Any] = {name: given.pop(name) for name in ("data", "model") if name in given}
     doors = {name: _door(name, given.pop(name), shared) for name in _METHODS if name in given}
     named = _tables("tenants", given.pop("tenants", {}))
-    tenants = {_name(name): Access.from_dict(table) for name, table in named.items()}
-    operator = None if "operator" not in given else Access.from_dict(given.pop("operator"))
-    limits = ServiceLimits.from_dict(given.pop("service", {}))
+    tenants = {_name(name): read_table(f"tenants.{name}", Access, table) for name, table in named.items()}
+    operator = None if "operator" not in given else read_table("operator", Access, given.pop("operator"))
+    limits = read_table("service", ServiceLimits, given.pop("service", {}))
     own, demonstrations = given.pop("ledger", None), given.pop("demonstrations", None)
     if given:
         known = ["ledger", "demonstrations", "service", "operator", "tenants", "data", "model", *_METHODS]
@@ -194,7 +202,7 @@ def _keys(tables: Mapping[str, Access]) -> Keys:
         raise fail("tenants", "a tenant with a key: [tenants.NAME]", "none")
     owners: dict[str, Tenant] = {}
     for name, access in tables.items():
-        hashed = _hash_of(name, access)
+        hashed = _hash_of(f"tenants.{name}", access)
         if hashed in owners:
             raise fail(f"tenants.{name}", "a key of its own", f"that of {owners[hashed].name!r}")
         owners[hashed] = Tenant(name, access.max_queries)
@@ -211,7 +219,7 @@ def _operators(app: App) -> Keys | None:
         raise fail("operator", "options among ['key_env', 'key_sha256']", "max_queries")
     hashed = _hash_of("operator", access)
     for name, tenant in app.tenants.items():
-        if _hash_of(name, tenant) == hashed:
+        if _hash_of(f"tenants.{name}", tenant) == hashed:
             raise fail("operator", "a key of its own", f"that of {name!r}")
     return Keys({hashed: Tenant("operator")})
 

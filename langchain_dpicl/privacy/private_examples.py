@@ -1036,6 +1036,8 @@ def container_fault(records: Any) -> str:
     is_record = isinstance(records, Mapping) or is_document
     if is_record or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
         advice = " Of a table of splits give one; put a single record into a list." * is_record
+        if isinstance(records, (str, os.PathLike)):
+            advice = " Read the file first: csv.DictReader(file), a data frame or a document loader."
         return f"records: expected an iterable of texts or mappings, found {type(records).__name__}.{advice}"
     return ""
 

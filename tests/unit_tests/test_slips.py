@@ -173,12 +173,22 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         RecordError,
         r"under 'label'; a record has another number\. Make it an integer: a column with gaps holds 1\.0 for 1\.",
     ),
-    "a field with a space": (
+    "a field with a dot": (
         lambda: voter(
-            declared(records=[{"text": "a", "Queue Name": "tech"}], label_key="Queue Name"), example_prompt=...
+            declared(records=[{"text": "a", "queue.name": "tech"}], label_key="queue.name"), example_prompt=...
         ),
         ConfigurationError,
-        r"found '.*{Queue Name}'\. Rename the field 'Queue Name': a name has letters, digits and _ alone\.",
+        r"found '.*{queue\.name}'\. Rename the field 'queue\.name': a template reads no name with \. or \[ in it\.",
+    ),
+    "a path in place of the records": (
+        lambda: declared(records="tickets.csv"),
+        ConfigurationError,
+        r"records: expected an iterable .*, found str\. Read the file first: csv\.DictReader\(file\), a data frame or",
+    ),
+    "messages in a prompt of text": (
+        lambda: prompt(example_prompt=ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")])),
+        ConfigurationError,
+        r"expected text or a PromptTemplate, found 'ChatPromptTemplate'\. For messages take DPFewShotChatMessagePrompt",
     ),
     "an evaluator that is a class": (
         lambda: dp_evaluate(ROW | EmbeddedLLM(), declared(), evaluators=Exact, budget=handler()),  # type: ignore[arg-type]

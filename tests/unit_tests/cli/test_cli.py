@@ -475,13 +475,13 @@ class TestPlanOfAnswersToQueries:
             ([], "guess.labels: expected the number of labels, at least 2, found None"),
             (["--set", "guess.labels=1"], "guess.labels: expected the number of labels, at least 2, found 1"),
             ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
-            ([*TWO, "--set", "cost.calls_per_row=0"], "Prices.calls_per_row: expected a number greater than or equal"),
+            ([*TWO, "--set", "cost.calls_per_row=0"], "cost.calls_per_row: expected a number greater than or equal"),
             ([*TWO, "--set", "rows.slots=0"], "Rows.slots: expected a number greater than or equal to 1, found 0"),
             (
                 [*TWO, "--set", "guess.agreement=0.6"],
                 "expected skill, growth and correlation, or a rehearsal, for votes",
             ),
-            ([*TWO, "--set", "guess.skill=1.5"], "Guess.skill: expected a number less than or equal to 1"),
+            ([*TWO, "--set", "guess.skill=1.5"], "guess.skill: expected a number less than or equal to 1"),
             ([*TWO, "--rehearsal", "r.json", "--set", "guess.skill=0.5"], "guess: expected a rehearsal, or guesses"),
             ([*TWO, "--rehearsal", "nowhere.json"], "nowhere.json"),
             ([*TWO, "--max-tokens", "5"], "found 'max_tokens'"),
@@ -996,7 +996,35 @@ def test_a_plan_of_votes_is_that_of_the_answers_that_are_asked_for(
 def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--no-compare"]
     assert main(["plan", *terms, "--set", "cost.price_in=-1.0"]) == 2
-    assert "Prices.price_in: expected a number greater than or equal to 0" in capsys.readouterr().err
+    assert "cost.price_in: expected a number greater than or equal to 0" in capsys.readouterr().err
+
+
+def test_a_share_of_a_budget_is_planned_at_its_part_of_delta(capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is declared: a run at the whole delta would add less noise than its share pays for."""
+    terms = ["--delta", "1e-6", "--public-size", "500", "--no-compare", "--set", "rows.units=20", "--json"]
+    plans = []
+    for share in (["--epsilon", "4", "--set", "epsilon=1.0"], ["--epsilon", "1", "--set", "noise.delta=2.5e-7"]):
+        assert main(["plan", *terms, *share]) == 0
+        plans.append(json.loads(capsys.readouterr().out)["plan"])
+    assert plans[0]["delta"] == plans[1]["delta"] == Budget(epsilon=4.0, delta=1e-6).default_delta(1.0) == 2.5e-7
+    assert plans[0]["noise_multiplier"] == plans[1]["noise_multiplier"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--epsilon", "0"], "budget.epsilon: expected a number greater than 0"),
+        (["--adjacency", "substitution"], "budget.adjacency: expected 'add_remove' or 'replace_one'"),
+        (["--set", "data.text=1"], "data: expected options among ["),
+        (["--set", "ledger=budget.db"], "found 'ledger'. It stands at the top of a file of `dpicl serve`;"),
+    ],
+)
+def test_faults_of_a_table_have_the_name_that_it_has_in_a_file(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = ["plan", "--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--no-compare"]
+    assert main([*terms, *given]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_keys_of_another_command_are_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,7 @@ def test_the_exit_code_and_the_recommendation_follow_the_numbers(
         (["--rehearsal", "nowhere.json"], "nowhere.json"),
         (["nowhere.jsonl"], "dpicl: nowhere.jsonl: No such file or directory."),
         (["--max-queries", "0"], "max_queries: expected an integer >= 1"),
-        (["--public-inputs", "0"], "Guess.public_inputs: expected a number greater than or equal to 1"),
+        (["--public-inputs", "0"], "guess.public_inputs: expected a number greater than or equal to 1"),
         (["--delta", "1e-3", "--public-size", "5000"], "delta: expected at most"),
     ],
 )

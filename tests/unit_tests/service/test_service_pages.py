@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,14 @@ async def test_the_example_answers_as_its_readme_says(tmp_path: Path, monkeypatc
     assert answer["queries_left"] == 199
 
 
+def test_the_noise_of_the_page_is_not_below_that_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = re.findall(r"^dpicl (plan .*)$", PRODUCTION, re.MULTILINE)
+    assert main([*shlex.split(shown), "--no-compare", "--json"]) == 0
+    least = json.loads(capsys.readouterr().out)["plan"]["noise_multiplier"]
+    (stated,) = re.findall(r"^noise = {multiplier = (.*?)}", PRODUCTION, re.MULTILINE)
+    assert least <= float(stated) <= 1.02 * least
+
+
 def test_the_settings_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,) = re.findall(r"^```toml\n(ledger.*?)^```", PRODUCTION, re.MULTILINE | re.DOTALL)
     (tmp_path / "app.toml").write_text(shown)
@@ -106,4 +115,4 @@ def test_the_page_lists_every_refusal() -> None:
     codes = set(re.findall(r'RefusedError\(\s*(\d{3}), "(\w+)"', source))
     rows = re.findall(r"^\| (\d{3}) \| (`\w+`(?:, `\w+`)*) \|", PRODUCTION, re.MULTILINE)
     listed = {(status, code) for status, words in rows for code in re.findall(r"\w+", words)}
-    assert codes - {("404", "not_offered"), ("500", "fault")} == listed
+    assert codes - {("404", "not_offered")} == listed

@@ -194,7 +194,8 @@ async def test_the_words_of_a_foreign_error_are_nowhere(
         ('key_env = "OPERATOR_KEY"', 'key_env = "OPERATOR_KEY"\nmax_queries = 1', None, "found 'max_queries'"),
         ("[tenants.acme]", '[tenants.""]', None, "tenants: expected names"),
         ("[tenants.acme]", '[tenants."a\\nb"]', None, "tenants: expected names"),
-        ('key_env = "ACME_KEY"', f'key_env = "{CANARY}"', None, "Set the variable that acme.key_env names"),
+        ('key_env = "ACME_KEY"', f'key_env = "{CANARY}"', None, "Set the variable that tenants.acme.key_env names"),
+        ('key_env = "ACME_KEY"', f'key = "{CANARY}"', None, "tenants.acme: expected options among ['key_env'"),
     ],
 )
 def test_settings_that_let_the_wrong_ones_in_are_refused(

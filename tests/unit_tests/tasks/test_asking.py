@@ -14,7 +14,9 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 from langchain_dpicl._templates import Template
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.tasks import FewShotTemplate
+from langchain_dpicl.options import FewShotTask
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.tasks import FewShotTemplate, wording_of
 
 
 def wording(**changes: Any) -> FewShotTemplate:
@@ -150,6 +152,43 @@ def test_templates_are_texts_or_plain_prompt_templates() -> None:
     for template in refused:
         with pytest.raises(ConfigurationError, match="suffix"):
             Template.of("suffix", template)
+
+
+@pytest.mark.parametrize("name", ["Queue Name", "Ticket #", "queue/team", "e-mail", "Größe", "_id", "q", "Is it spam?"])
+def test_a_field_may_have_the_name_of_a_column(name: str) -> None:
+    """LangChain fills such names, too."""
+    task = wording(example_prompt=f"{{text}} -> {{{name}}}", suffix=f"{{{name}}}", fields=("text", name))
+    assert task.renderer([("q",)])([{"text": "a", name: "card"}]) == ("Sort.\n\na -> card\n\nq",)
+    assert PromptTemplate.from_template(f"{{{name}}}").format(**{name: "x"}) == "x"
+
+
+@pytest.mark.parametrize("name", ["a.b", "a[0]", "a!r", "a:>9", " a", "a ", "1", "'a'", '"a"', "a\\", ""])
+def test_other_names_would_be_read_as_something_else(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="plain"):
+        Template.of("suffix", f"{{{name}}}")
+
+
+@pytest.mark.parametrize(
+    ("example", "asked"),
+    [
+        (None, "body: {input}\nqueue:"),
+        ("Mail: {body}\nTeam: {queue}", "Mail: {input}\nTeam:"),
+        ("{{ {body} }} -> {queue}.", "{{ {input} }} ->"),
+        ("{body}\n{queue}", "{input}\n"),
+        ("{queue}: {body}", "body: {input}\nqueue:"),
+    ],
+)
+def test_a_query_without_a_template_is_asked_as_the_example_shows_its_text(example: str | None, asked: str) -> None:
+    private = PrivateExamples([], text_key="body", label_key="queue", labels=("a", "b"), public_size=900)
+    found = wording_of(private, FewShotTask(example))
+    assert found.suffix == asked
+    assert found.input_variables == ("input",)
+
+
+def test_a_query_without_a_template_needs_the_fields_that_the_example_shows_beside_its_text() -> None:
+    fields: dict[str, Any] = {"fields": ("title",), "labels": ("a", "b"), "public_size": 900}
+    private = PrivateExamples([], label_key="queue", **fields)
+    assert wording_of(private, FewShotTask("{title}: {text} = {queue}")).suffix == "{title}: {input} ="
 
 
 def test_written_braces_belong_to_the_literal_text() -> None:
