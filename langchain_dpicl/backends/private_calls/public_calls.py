@@ -16,8 +16,8 @@ TAKE_ANOTHER = (
 )
 OTHER_NUMBER = "If it reports them for another number of tokens, hand in LangChainBackend(llm, max_top_k=...)."
 VOTES = (
-    "As text alone it can still vote on labels: hand it to TextVoteBackend. Or have it write for PrivateEvolution, which "
-    "shows it no record."
+    "As text alone it can still vote on labels: hand it to TextVoteBackend. Or have it write for PrivateEvolution, "
+    "which shows it no record."
 )
 ONE_HOT = (
     "DeepSeek's API does this for some models, vLLM where it is started with --logprobs-mode processed_logprobs and "
