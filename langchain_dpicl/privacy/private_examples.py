@@ -641,7 +641,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
       records: texts, mappings with the declared fields, or LangChain documents (`page_content` is the text, `metadata`
         holds the other fields), in any iterable, a document loader, a pandas or polars frame or a Hugging Face data
         set. They are read once, in order. Zero records are fine. Chunks of one document need a `unit_key`, such as
-        "source", which most loaders set, or each chunk is protected by itself.
+        "source", which most loaders set, or each chunk is protected by itself; `CSVLoader` sets it to the file, one
+        unit, unless `source_column` names the person.
       public_size: declared number of units, or one number per label. Public and required; it sets sampling rates. A
         wrong number costs utility, not privacy. A number of more than two significant digits gives an
         `ExactSizeWarning`, once: it reads like a count of the records.
