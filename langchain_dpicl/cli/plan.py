@@ -255,7 +255,9 @@ def _check_declarable(settings: Settings, sizes: Sizes) -> None:
     split: dict[str, Any] = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
     declared: Any = sizes.get(None, sizes)
     split["allow_large_delta"] = settings.data.allow_large_delta
-    PrivateExamples([], public_size=declared, **split).check_delta(settings.share_delta)
+    PrivateExamples([], public_size=declared, **split).check_delta(
+        max(settings.share_delta, settings.budget.delta or 0)
+    )
 
 
 def _terms(settings: Settings) -> dict[str, Any]:

@@ -1008,6 +1008,8 @@ def test_a_share_of_a_budget_is_planned_at_its_part_of_delta(capsys: pytest.Capt
         plans.append(json.loads(capsys.readouterr().out)["plan"])
     assert plans[0]["delta"] == plans[1]["delta"] == Budget(epsilon=4.0, delta=1e-6).default_delta(1.0) == 2.5e-7
     assert plans[0]["noise_multiplier"] == plans[1]["noise_multiplier"]
+    assert main(["plan", *terms, "--epsilon", "4", "--delta", "3e-4", "--set", "epsilon=1.0"]) == 2  # as the budget is
+    assert "delta: expected at most 1/(10 * public_size)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
