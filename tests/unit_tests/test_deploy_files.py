@@ -95,7 +95,7 @@ def test_no_password_stands_in_a_file_an_address_or_a_command(compose: dict[str,
             if re.search("PASS|KEY|SECRET", variable):
                 assert re.fullmatch(r"/run/secrets/\w+|\$\{\w+:\?.*\}", value), (name, variable)
         assert set(service.get("secrets", [])) <= set(compose["secrets"]), name
-    assert "deploy/secrets/" in (REPOSITORY / ".gitignore").read_text().split()
+    assert {"deploy/secrets/", "deploy/.env"} <= set((REPOSITORY / ".gitignore").read_text().split())
 
 
 def test_the_image_is_slim_and_runs_as_nobody_in_particular(dockerfile: list[str]) -> None:
