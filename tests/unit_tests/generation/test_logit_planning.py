@@ -306,7 +306,7 @@ class TestPlanOnTheCommandLine:
                 ["noise.mechanism=recentered_clip", "noise.clip=90.0", "decoding.temperature=0.1"],
                 "noise.clip, decoding.temperature: expected noise that costs at most epsilon 1.0, found",
             ),
-            (["noise=recentered_clip", "guess.public_agreement=2"], "Guess.public_agreement: expected"),
+            (["noise=recentered_clip", "guess.public_agreement=2"], "guess.public_agreement: expected"),
             (["rows.sampling=fixed"], "sampling: expected 'poisson'"),
             (["noise.multiplier=0.01"], "noise.multiplier: expected noise that costs at most epsilon 1.0, found"),
         ],
