@@ -125,11 +125,16 @@ def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> b
         return False
 
 
-def check_newest(released: Any, out: Path) -> None:
+_GROWS = {"generation": "examples", "documents": "documents", "pate": "entries"}
+"""What only grows in the file of a run, by its method. Each round of an evolution replaces the one before."""
+
+
+def check_newest(released: Any, out: Path, method: str) -> None:
     """Refuses a checkpoint without some of what the file holds: a save would lose it, and it is paid for."""
-    held, known = read_json(out), json.loads(released.to_json())
-    lists = {name: items for name, items in held.items() if isinstance(items, list)}
-    if any(item not in known.get(name, ()) for name, items in lists.items() for item in items):
+    if (name := _GROWS.get(method)) is None:
+        return
+    held, known = read_json(out).get(name, ()), json.loads(released.to_json())[name]
+    if any(item not in known for item in held if item.get("status") != "waiting"):
         advice = "Bring the newest checkpoint back, or name another file."
         raise fail("--checkpoint", f"all that {str(out)!r} holds", "an older copy", advice)
 
@@ -258,7 +263,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
     arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
     if not has_workers and arguments.out.is_file() and holds_something(arguments.out):
-        check_newest(run.result, arguments.out)
+        check_newest(run.result, arguments.out, call.settings.method)
     try:
         for item in run.stream(progress=call.progress):
             has_some = True
