@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -114,6 +115,12 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
         is_path = False
     if not is_path:
         raise _impossible(path)
+    # A rename would take the place of the device, or of the link to it, such as /dev/stdout.
+    is_other = False
+    with contextlib.suppress(OSError):  # a folder that may not be looked into: the write says so
+        is_other = target.exists() and not (target.is_file() or target.is_dir())
+    if is_other or os.path.realpath(target.parent) == "/dev":
+        raise _no_file(path, "a device")
     try:
         with part.open("xb") as file:
             file.write(data)

@@ -488,7 +488,7 @@ def _active(
 def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> Budget:
     """Finds the budget of a component: what `budget=` gave, then handlers in the config, then the context variable.
 
-    `budget` may be a RunnableConfig whose callbacks hold the handler.
+    `budget` may be a RunnableConfig whose callbacks hold the handler; beside `config` it is what the constructor gave.
 
     Formal guarantees:
       - Fails closed: no budget, or two different ones, is an error, never a default.
@@ -500,7 +500,11 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
       ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
     if isinstance(budget, Mapping) and set(budget) <= set(RunnableConfig.__annotations__):
-        budget, config = None, cast("RunnableConfig", budget)
+        given = cast("RunnableConfig", budget)
+        if config is None:
+            budget, config = None, given
+        else:
+            budget = resolve_budget(None, given) if given.get("callbacks") is not None and _budgets_in(given) else None
     own = None if budget is None else budget_of(budget, "budget")
     budgets, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()

@@ -125,6 +125,20 @@ def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> b
         return False
 
 
+_GROWS = {"generation": "examples", "documents": "documents", "pate": "entries"}
+"""What only grows in the file of a run, by its method. Each round of an evolution replaces the one before."""
+
+
+def check_newest(released: Any, out: Path, method: str) -> None:
+    """Refuses a checkpoint without some of what the file holds: a save would lose it, and it is paid for."""
+    if (name := _GROWS.get(method)) is None:
+        return
+    held, known = read_json(out).get(name, ()), json.loads(released.to_json())[name]
+    if any(item not in known for item in held if item.get("status") != "waiting"):
+        advice = "Bring the newest checkpoint back, or name another file."
+        raise fail("--checkpoint", f"all that {str(out)!r} holds", "an older copy", advice)
+
+
 def warn_of_embedded(settings: Settings) -> None:
     """Warns before a budget is spent on texts by the model that is there for trying things out."""
     if settings.model.name == "embedded":
@@ -142,7 +156,7 @@ def needed_out(arguments: argparse.Namespace) -> Path:
 
 def public_lines(path: Path, records: Path | None, option: str) -> list[str]:
     """Returns the lines of a public file, which is not that of the records."""
-    _check_public(path, records, option)
+    check_public(path, records, option)
     try:
         lines = read_plain(path, MAX_TEXT).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -155,12 +169,13 @@ def public_lines(path: Path, records: Path | None, option: str) -> list[str]:
 def public_items(path: Path, records: Path | None, option: str) -> list[Any]:
     """Returns the public texts or objects of a file: JSON lines, CSV, or one text a line."""
     if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".csv")):
-        _check_public(path, records, option)
+        check_public(path, records, option)
         return read_records(path)
     return list(public_lines(path, records, option))
 
 
-def _check_public(path: Path, records: Path | None, option: str) -> None:
+def check_public(path: Path, records: Path | None, option: str) -> None:
+    """Refuses the file of the records where a public one is expected."""
     if records is not None and path.exists() and records.exists() and path.samefile(records):
         raise ConfigurationError(f"{option}: expected a PUBLIC file, found the records, {path}.")
 
@@ -247,6 +262,8 @@ def dry_run(call: Call) -> int:
 def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
     arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
+    if not has_workers and arguments.out.is_file() and holds_something(arguments.out):
+        check_newest(run.result, arguments.out, call.settings.method)
     try:
         for item in run.stream(progress=call.progress):
             has_some = True

@@ -6,12 +6,20 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
-from langchain_dpicl.cli.inputs import Settings, load_model, load_named, private_examples, read_settings
+from langchain_dpicl.cli.inputs import (
+    Settings,
+    holds_something,
+    load_model,
+    load_named,
+    private_examples,
+    read_settings,
+)
 from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE
 from langchain_dpicl.cli.spending import (
@@ -22,6 +30,7 @@ from langchain_dpicl.cli.spending import (
     Say,
     add_shared,
     budget_of,
+    check_public,
     check_target,
     dry_run,
     json_line,
@@ -204,8 +213,17 @@ def _appending(out: Path | None) -> Iterator[IO[str] | None]:
     if out is None:
         yield None
         return
+    is_cut = holds_something(out) and not _ends_a_line(out)  # by a full disk or a kill
     with out.open("a", encoding="utf-8") as file:
+        if is_cut:
+            file.write("\n")
         yield file
+
+
+def _ends_a_line(file: Path) -> bool:
+    with file.open("rb") as opened:
+        opened.seek(-1, os.SEEK_END)
+        return opened.read() == b"\n"
 
 
 _PROMPTS = """\
@@ -266,6 +284,7 @@ def run_evaluate(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
     from langchain_dpicl.evaluation import dp_evaluate
 
     call, evaluator = _call_of(arguments, "evaluation", say, complain)
+    _check_prompts(arguments, call.settings)
     if len(arguments.prompt) != 1:
         raise fail("--prompt", "one file; `dpicl choose` compares several", len(arguments.prompt))
     if arguments.dry_run:
@@ -281,6 +300,7 @@ def run_choose(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int
     from langchain_dpicl.evaluation import dp_choose
 
     call, evaluator = _call_of(arguments, "choice", say, complain)
+    _check_prompts(arguments, call.settings)
     if len(arguments.prompt) < 2:
         raise fail("--prompt", "two files or more, each with its own --prompt", len(arguments.prompt))
     names = _names(arguments.prompt)
@@ -306,6 +326,15 @@ def _call_of(arguments: argparse.Namespace, method: str, say: Say, complain: Say
     if not isinstance(evaluator, Evaluator):
         raise fail("--evaluator", "a Score or a Judge of langchain_dpicl.evaluation", type(evaluator).__name__)
     return Call(arguments, settings, say, complain), evaluator
+
+
+def _check_prompts(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Refuses the records as a template, whose text is sent and quoted."""
+    records = settings.data.file
+    baseline = getattr(arguments, "baseline", None)
+    for option, path in (*(("--prompt", path) for path in arguments.prompt), ("--baseline", baseline)):
+        if path is not None and records is not None:
+            check_public(path, Path(records), option)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

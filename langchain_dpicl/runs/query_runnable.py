@@ -705,14 +705,14 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     def batch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
     ) -> list[str]:
-        with self._bar(len(inputs)):
+        with self._bar(inputs):
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     @override
     async def abatch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
     ) -> list[str]:
-        with self._bar(len(inputs)):
+        with self._bar(inputs):
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     def _now(self) -> Self:
@@ -969,7 +969,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     __str__ = __repr__
 
     @contextmanager
-    def _bar(self, total: int) -> Iterator[None]:
+    def _bar(self, inputs: Any) -> Iterator[None]:
+        total = len(inputs) if isinstance(inputs, Sequence) else 0  # what is no list is refused inside
         with new_bar(total, "query", "private answers", progress=None if total > 1 else False) as bar:
             token = _BAR.set(bar)
             try:

@@ -384,6 +384,8 @@ class SQLiteBalances(Opaque):
         it up debits no other's: what stands in the file's place is looked at in each transaction.
       - An older copy of it, or one of two copies that go on, is refused: the ledger counts releases, too, and a file
         that knows of fewer has missed some. It is looked at before the debits and once more when the ledger has them.
+        Debits that a kill cut off from their line in the ledger count in the file alone: a copy that lacks no more
+        queries than there were of these is not found.
       - Behind `make_room` no debit makes the file or its journal longer, however many units take part.
       - A unit stands in it under a keyed hash of its name, and how often it took part. The key stands there as well, so
         who reads the file can look for names that they know: protect it as the documents are.

@@ -85,6 +85,10 @@ class _SilentServerError(psycopg.OperationalError):
     """The server stopped answering."""
 
 
+class _UnconfirmedCommitError(psycopg.OperationalError):
+    """The server committed, and was told not to wait for its synchronous standbys any longer."""
+
+
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that ends its wait for a server that stopped answering."""
 
@@ -93,6 +97,19 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._texts: dict[tuple[bytes, tuple[Any, ...]], str] = {}
+        self._is_unconfirmed = False
+        self.add_notice_handler(self._note)
+
+    def _note(self, notice: psycopg.errors.Diagnostic) -> None:
+        # By the server's own file: the words depend on its language.
+        if (notice.source_file or "").endswith("syncrep.c"):
+            self._is_unconfirmed = True
+
+    def check_confirmed(self) -> None:
+        """Refuses a commit whose wait for synchronous standbys was cancelled: the server says so in a warning alone."""
+        if self._is_unconfirmed:
+            self._is_unconfirmed = False
+            raise _UnconfirmedCommitError("not on the standbys")
 
     def text_of(self, queries: Sequence[Query]) -> str:
         """Returns statements as one text; those that recur were put together before."""
@@ -315,6 +332,7 @@ class TransactionLock:
             rows.append(cursor.fetchall() if cursor.description else [])
             counts.append(cursor.rowcount)
             cursor.nextset()
+        connection.check_confirmed()
         return rows, counts
 
     def read(self, query: Query) -> list[tuple[Any, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import secrets
 import signal
@@ -36,7 +37,7 @@ from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace
 from tests.ledgers import tickets
-from tests.postgres import PostgresServer, await_that
+from tests.postgres import PostgresServer, await_that, running
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
 
@@ -322,6 +323,52 @@ class TestLostConnections:
         share.reserve("t").burn()
         assert share.remaining("t") == 1
         assert where.kinds() == ["seal", "reserve", "reserve"]
+
+
+class TestStandbys:
+    """A server whose synchronous standby is away: a commit waits for it, and an administrator may end the wait."""
+
+    def test_a_commit_whose_wait_was_cancelled_grants_nothing(self) -> None:
+        with running(wal_level="replica", max_wal_senders="1") as server, contextlib.ExitStack() as ends:
+            conninfo = server.conninfo()
+            store = ends.enter_context(PostgresStore.new(conninfo))
+            Budget(epsilon=4.0, delta=1e-6, store=store)
+            anchor = ends.enter_context(PostgresAnchor(conninfo))
+            administrator = ends.enter_context(psycopg.connect(conninfo, autocommit=True))
+            pool = ends.enter_context(ThreadPoolExecutor(1))
+            administrator.execute("ALTER SYSTEM SET synchronous_standby_names = 'away'")
+            administrator.execute("SELECT pg_reload_conf()")
+
+            numbered, ends_here = itertools.count(1), threading.Event()
+
+            def is_cancelled() -> bool:
+                waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                found = administrator.execute(waiting).fetchall()
+                for process in found:
+                    ends_here.set()
+                    administrator.execute("SELECT pg_cancel_backend(%s)", process)
+                return bool(found)
+
+            def write_and_flush() -> None:
+                with store.transaction(flush=False) as view:
+                    line = view.append("note", {"n": next(numbered)})
+                store.flush(line.seq, line.hash)
+
+            def write_on(write: Callable[[], object]) -> None:
+                while not ends_here.is_set():  # a first one may be faster than the new setting
+                    write()
+
+            for write in (
+                lambda: add(store, next(numbered)),
+                write_and_flush,
+                lambda: anchor.write("a", next(numbered), "b"),
+            ):
+                ends_here.clear()
+                writing = pool.submit(write_on, write)
+                await_that(is_cancelled)
+                with pytest.raises(LedgerUnavailableError, match="UnconfirmedCommit"):
+                    writing.result()
+            assert len(numbers(store)) >= 2  # they stand here, and would be gone where the standby takes over
 
 
 class TestFork:

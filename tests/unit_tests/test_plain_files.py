@@ -201,6 +201,23 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) 
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
+def test_nothing_takes_the_place_of_a_device_or_of_a_link_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain").touch()
+    (tmp_path / "stdout").symlink_to("plain")  # as /dev/stdout, where the shell sends it into a file
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigurationError, match="expected a plain file, found a device"):
+        write_whole(tmp_path / "fifo", "{}")
+    realpath = os.path.realpath
+    with monkeypatch.context() as patch:
+        patch.setattr("os.path.realpath", lambda path: "/dev" if str(path) == str(tmp_path) else realpath(path))
+        with pytest.raises(ConfigurationError, match="expected a plain file, found a device"):
+            write_whole(tmp_path / "stdout", "{}")
+    assert (tmp_path / "stdout").is_symlink()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["fifo", "plain", "stdout"]
+
+
 def test_the_target_of_a_checkpoint_is_a_file_in_a_folder_that_exists(tmp_path: Path) -> None:
     assert check_target("checkpoint", tmp_path / "file") == tmp_path / "file"
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")

@@ -220,6 +220,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         r"inputs: expected a list of queries, found str\. Write \[\.\.\.\] around one, or list\(\.\.\.\)",
     ),
+    "a generator in place of a batch": (
+        lambda: voter().batch(each for each in ("a", "b")),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"inputs: expected a list of queries, found generator\.",
+    ),
     "a column of a frame in place of a batch": (
         lambda: voter().batch(np.array(["a", "b"])),  # type: ignore[arg-type]
         ConfigurationError,

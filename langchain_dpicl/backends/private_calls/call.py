@@ -767,7 +767,9 @@ _Gates: TypeAlias = tuple[AbstractContextManager[None], FairSemaphore]
 
 
 class CallPool:
-    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse.
+    """Runs the calls of one engine, at most `limit` at a time over all its sessions.
+
+    All threads start with the first batch and stay for reuse, so that their number tells no number of rows.
 
     Threads and event loops share the limit, except that blocking calls from a thread with a running event loop have
     a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
@@ -777,7 +779,7 @@ class CallPool:
         self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None, *, crew: Crew | None = None
     ) -> None:
         self._model = model
-        self._crew = crew  # threads that others use too; None: threads of its own
+        self._crew = crew or Crew(1)  # threads that others use too, or as many of its own as calls are allowed at once
         self._retry = retry
         self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
         self._processes: dict[tuple[int, int], _Process] = {}
@@ -920,7 +922,7 @@ class SilentEngine:
 
 
 class Crew:
-    """Threads that several call pools share; all of them start at once, so their number tells no number of calls.
+    """Threads of one call pool or of several; all of them start at once, so their number tells no number of calls.
 
     Args:
       size: how many; where more calls are allowed at once, twice as many, or four times, and so on.
@@ -956,9 +958,11 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
     try:
         for _ in range(size):
             pool.submit(all_here.wait)
-    except RuntimeError:  # no more threads: those that wait go on, and end
-        all_here.abort()
+    except BaseException as error:
+        all_here.abort()  # those that wait go on, and end
         pool.shutdown(wait=False, cancel_futures=True)
+        if not isinstance(error, RuntimeError):  # Ctrl-C
+            raise
         advice = "Raise the limit of threads of this user or container, or end other work in this process."
         raise ConfigurationError(
             f"threads: expected to start {size}, found that the system allows fewer. {advice}"
@@ -968,20 +972,13 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
 class _Process:
     """The threads and gates of one process."""
 
-    def __init__(self, limit: int, crew: Crew | None) -> None:
+    def __init__(self, limit: int, crew: Crew) -> None:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
         self._crew, self._limit = crew, limit
-        # None of these starts before its first work. Threads of the first may wait for awaited calls of the loop that a
-        # blocking call stops, so a call inside a loop takes the second.
-        self._own = (
-            ThreadPoolExecutor(limit, thread_name_prefix="dpicl"),
-            ThreadPoolExecutor(limit, thread_name_prefix="dpicl-in-loop"),
-        )
 
     def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
-        if self._crew is None:
-            return self._own[inside_a_loop]
+        # Threads for other calls may wait for awaited calls of the loop that a blocking call inside it stops.
         return self._crew.here(self._limit, inside_a_loop=inside_a_loop)
 
 

@@ -209,6 +209,14 @@ class TestLimit:
         backend.open(["aaa"] * prompts, []).score(DOMAIN)
         assert all(name.startswith("dpicl") for name in gauge.threads)
 
+    def test_how_many_calls_there_are_does_not_choose_how_many_threads_start(self) -> None:
+        started = []
+        for prompts in (0, 1, 5):
+            calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, 8)
+            calls.many([request("aaa")] * prompts)
+            started.append(len(calls._here().threads(inside_a_loop=False)._threads))
+        assert started == [8, 8, 8]
+
     @pytest.mark.parametrize("limit", [1, 2])
     async def test_a_model_with_a_loop_of_its_own_works_below_a_running_one(self, limit: int) -> None:
         class OwnLoop(ScriptedChat):

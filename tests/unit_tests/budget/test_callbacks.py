@@ -128,6 +128,16 @@ def test_two_different_budgets_are_refused() -> None:
         resolve_budget(mine)
 
 
+def test_a_budget_that_a_config_gives_is_compared_with_the_config_of_the_call() -> None:
+    mine, other, third = handler("mine"), handler("other"), handler("third")
+    with pytest.raises(PrivacyBudgetMismatchError, match="other"):
+        resolve_budget({"callbacks": [mine]}, {"callbacks": [other]})
+    assert resolve_budget({"callbacks": [mine]}, {"callbacks": [mine]}) is mine.budget
+    assert resolve_budget({"callbacks": [mine]}, {"tags": ["a"]}) is mine.budget
+    with get_privacy_budget_callback(handler=third):
+        assert resolve_budget({"tags": ["a"]}, {"callbacks": [other]}) is other.budget
+
+
 def test_two_handles_on_one_ledger_are_one_budget() -> None:
     store = InMemoryStore()
     one, two = handler(store=store), handler(store=store)

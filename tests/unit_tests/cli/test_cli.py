@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gzip
 import io
@@ -25,7 +26,7 @@ from langchain_dpicl.cli import main as cli
 from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
-from langchain_dpicl.cli.spending import json_line
+from langchain_dpicl.cli.spending import Call, json_line, release
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -900,6 +901,35 @@ class TestAnInterruptedRun:
         monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
         assert generate(records, "out.json", *paid, "--component", "mine") == 0
         assert len(ReleasedDemonstrations.load("out.json").examples) == 2
+
+    def test_an_older_checkpoint_does_not_replace_what_is_paid_for(self, tmp_path: Path) -> None:
+        def released(*texts: str) -> ReleasedDemonstrations:
+            report = {"private": False, "epsilon": "infinity"}
+            return ReleasedDemonstrations(tuple({"text": text} for text in texts), report, {})
+
+        class Run:
+            is_finished = True
+            result = released("a")
+
+            def stream(self, *, progress: bool | None) -> list[Any]:
+                del progress
+                assert self.result != released("a"), "nothing may be spent"
+                self.result = released("a", "b", "c")
+                return []
+
+        released("a", "b").save(out := tmp_path / "out.json")
+        settings = settings_of({"method": "generation"})
+        call = Call(argparse.Namespace(out=out, json=False, quiet=False), settings, print, print)
+        again = functools.partial(release, call=call, shown=str, budget=None)
+        run = Run()
+        refused = r"--checkpoint: expected all that '.*' holds, found 'an older copy'"
+        with pytest.raises(ConfigurationError, match=refused):
+            again(run)
+        assert ReleasedDemonstrations.load(out) == released("a", "b")
+        run.result = released("a", "b")
+        call.arguments.quiet = True
+        again(run)
+        assert len(ReleasedDemonstrations.load(out).examples) == 3
 
     def test_a_reader_of_stdout_that_leaves_does_not_stop_it(self, records: Path, tmp_path: Path) -> None:
         out = tmp_path / "out.json"

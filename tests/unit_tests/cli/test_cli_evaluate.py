@@ -238,3 +238,19 @@ def test_on_a_ledger_a_later_command_measures_a_candidate_on_the_other_half_for_
     assert json.loads(found)["released"]["exact"]["mean"][0] > 0.8
     assert verify_report(found).ok
     assert main(["ledger", "verify", "b.db"]) == 0
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("evaluate", "r.jsonl", "--prompt", "r.jsonl"),
+        ("evaluate", "r.jsonl", "--prompt", "good.txt", "--baseline", "r.jsonl"),
+        ("choose", "r.jsonl", "--prompt", "good.txt", "--prompt", "r.jsonl"),
+    ],
+)
+def test_the_records_are_no_prompt(here: Path, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...]) -> None:
+    assert main([*typed, *TERMS, *LABELS, "--out", "out.json", "--model", "evaluation_models:llm"]) == 2
+    said = "".join(capsys.readouterr())
+    assert "expected a PUBLIC file, found the records" in said
+    assert "declined" not in said
+    assert CANARY not in said

@@ -13,6 +13,7 @@ import pytest
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.vote import _appending
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.voting import DPVotingRunnable
 from tests.other_shells import OtherShells
@@ -196,6 +197,17 @@ def test_answers_are_added_to_a_file_and_never_written_over_it(folder: Path) -> 
     asked = ("--query", CARD, "--model", f"{HERE}:SURE", "--out", "answers.jsonl", "--quiet")
     assert vote(*asked) == vote(*asked) == 0
     assert len(lines_of(folder / "answers.jsonl")) == 2
+
+
+def test_an_answer_never_continues_a_line_that_a_full_disk_has_cut(tmp_path: Path) -> None:
+    for before in ("", '{"query": "a"}\n', '{"query": "a"}\n{"query": "b", "la'):
+        (file := tmp_path / "answers.jsonl").write_text(before)
+        with _appending(file) as out:
+            assert out is not None
+            out.write('{"query": "c"}\n')
+        assert file.read_text().splitlines()[-1] == '{"query": "c"}'
+        assert file.read_text().startswith(before)
+        assert "\n\n" not in file.read_text()
 
 
 @pytest.mark.parametrize("content", ['{\n  "examples": []\n}', '{"format": "a checkpoint"}\n', "SQLite format 3\0\xff"])
