@@ -34,7 +34,6 @@ from langchain_core.outputs import (
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
-from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -43,13 +42,11 @@ from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._construction import HidesInput, tells_how_to_build
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.embedded import EmbeddedModel
-from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.tasks import distinct_texts, texts_of
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
@@ -192,9 +189,9 @@ class CallOptions:
             top_logprobs=top_logprobs if kwargs.get("logprobs") else None,
         )
 
-    def coins(self) -> Generator:
+    def coins(self) -> np.random.Generator:
         """Coins of the public sampling."""
-        return Generator(PCG64(self.seed))
+        return np.random.Generator(np.random.PCG64(self.seed))
 
 
 def _at_least(name: str, least: int, value: Any) -> int:
@@ -687,6 +684,10 @@ class LabelClassifier(Runnable[Any, str]):
         verbalizers: Mapping[str, str | Sequence[str]] | None = None,
         answers: LabelAnswers | None = None,
     ) -> None:
+        # Here: the models above are imported without what reads labels.
+        from langchain_dpicl.backends.resolve import as_choice_backend
+        from langchain_dpicl.tasks import distinct_texts, texts_of
+
         options = LabelAnswers(content_free=CONTENT_FREE) if answers is None else answers
         self.labels = distinct_texts("labels", labels, least=2)
         if prompt is not None and not hasattr(prompt, "input_variables"):

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
-import tiktoken
-from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token
@@ -121,6 +119,8 @@ class ModelTables:
         topical = self.unigram * np.append(weights, np.float32(0))[self.token_words] * opens
         self.topical: Floats = topical / max(topical.sum(), np.finfo(np.float64).tiny)
         self.readable = np.array([_is_text(token) for token in self.token_bytes])
+        import tiktoken  # with the tables, which are read on first use
+
         self.encoding = tiktoken.Encoding(
             "dpicl-embedded",
             pat_str=PATTERN,
@@ -808,14 +808,14 @@ class EmbeddedModel:
         prompts: Sequence[str],
         *,
         temperature: float = 0.0,
-        rng: Generator | None = None,
+        rng: np.random.Generator | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
         """Yields without end the next token of every row, int64[rows], and the rows that gave it, float64[rows, V]."""
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = InductionBatch(self._tables, prompts, self._induction)
         place, everything = batch.start(), np.arange(self._tables.size)
-        rng = rng or Generator(PCG64())
+        rng = rng or np.random.Generator(np.random.PCG64())
         while True:
             rows = batch.rows(place, everything)
             tokens = _choose(rows, temperature, rng)
@@ -829,7 +829,7 @@ class EmbeddedModel:
         max_tokens: int,
         stop: Sequence[str] = (),
         temperature: float = 0.0,
-        rng: Generator | None = None,
+        rng: np.random.Generator | None = None,
     ) -> list[str]:
         """Returns one completion per prompt: until EOS, `max_tokens`, or the first stop string (not included)."""
         texts: list[str] = []
@@ -865,7 +865,7 @@ class EmbeddedModel:
         max_tokens: int,
         stop: Sequence[str] = (),
         temperature: float = 0.0,
-        rng: Generator | None = None,
+        rng: np.random.Generator | None = None,
     ) -> list[str]:
         """Is `complete`, in a worker thread."""
         return await asyncio.to_thread(

@@ -551,6 +551,9 @@ _EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+_ANYTHING: tuple[str, Callable[[Any], bool]] = ("anything", lambda _: True)
+
+
 def check_config(config: Any) -> None:
     """Refuses an invalid RunnableConfig before LangChain reads it: an untrusted client may have sent it."""
     if config is None:
@@ -558,8 +561,8 @@ def check_config(config: Any) -> None:
     if not isinstance(config, Mapping):
         msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
         raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
-    for key, (expected, is_right) in _EXPECTED.items():
-        value = config.get(key)
+    for key, value in config.items():
+        expected, is_right = _EXPECTED.get(key, _ANYTHING)
         if value is not None and not is_right(value):
             found = value if isinstance(value, int) else type(value).__name__
             raise ConfigurationError(f"config[{key!r}]: expected {expected}, found {found}.")

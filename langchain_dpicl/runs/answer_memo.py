@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -68,12 +68,26 @@ class Tenant:
 
 
 class TenantSlot:
-    """One of a tenant's charged queries; released only if it is known that nothing was charged."""
+    """One of a tenant's charged queries, in a block; released only if it is known that nothing was charged."""
 
-    __slots__ = ("charged",)
+    __slots__ = ("_give_up", "_take", "_tenant", "charged")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: Tenant, take: Callable[[Tenant], None], give_up: Callable[[str], None]) -> None:
+        self._tenant = tenant
+        self._take = take
+        self._give_up = give_up
         self.charged = True
+
+    def __enter__(self) -> Self:
+        self._take(self._tenant)
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        if not self.charged:
+            self._give_up(self._tenant.name)
+
+
+_NO_GATE = nullcontext()
 
 
 class TenantRegistry:
@@ -124,18 +138,14 @@ class TenantRegistry:
         other._lock, other._used = self._lock, self._used
         return other
 
-    @contextmanager
-    def seat(self, tenant: Tenant) -> Iterator[TenantSlot]:
-        """Takes a seat of the tenant for the block."""
-        seat = TenantSlot()
+    def seat(self, tenant: Tenant) -> TenantSlot:
+        """Returns the block that takes a seat of the tenant."""
+        return TenantSlot(tenant, self._take, self._give_up)
+
+    def _take(self, tenant: Tenant) -> None:
         with self._lock:
             self.refuse_beyond_cap(tenant)
             self._used[tenant.name] += 1
-        try:
-            yield seat
-        finally:
-            if not seat.charged:
-                self._give_up(tenant.name)
 
     def used(self, name: str) -> int:
         """Returns the number of a tenant's queries that were charged or are running."""
@@ -173,16 +183,17 @@ class TenantRegistry:
             if memo is not None and memo.get(key) is outcome:
                 del memo[key]
 
-    @contextmanager
-    def turn(self, tenant: Tenant, key: Hashable) -> Iterator[FairSemaphore | None]:
+    def turn(self, tenant: Tenant, key: Hashable) -> AbstractContextManager[FairSemaphore | None]:
         """Yields the gate that concurrent equal queries share, so that one is charged and the others read the cache.
 
         The caller enters the gate; None without a cache.
         """
         if not self.memo_size:
-            yield None
-            return
-        place = (tenant.name, key)
+            return _NO_GATE
+        return self._turn((tenant.name, key))
+
+    @contextmanager
+    def _turn(self, place: tuple[str, Hashable]) -> Iterator[FairSemaphore | None]:
         with self._lock:
             gate, asking = self._turns.get(place, (None, 0))
             gate = FairSemaphore(1) if gate is None else gate

@@ -21,6 +21,7 @@ from langchain_core.runnables import (
     RunnableWithFallbacks,
 )
 from langchain_core.runnables.base import RunnableEach
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
 from langchain_core.runnables.utils import AnyConfigurableField, Input, Output
@@ -382,12 +383,15 @@ class TicketCharge(Protocol):
         """Reserves the tickets, durably, before the block starts; see `Share.reserve`."""
 
 
-def _step(value: Any, config: RunnableConfig, **kwargs: Any) -> Any:
-    """The signature of `_run` and `_arun`: LangChain passes the config because it is named here."""
+def _step(value: Any, **kwargs: Any) -> Any:
+    """The signature of what LangChain calls: it names no config, of which LangChain would make a second copy."""
 
 
-class _KnownSignature:
-    """A callable with a precomputed signature: LangChain reads it twice per run, and computing it dominates a run."""
+class _Step:
+    """What LangChain calls in a run: `_run`, with the run's config, which it finds in the context.
+
+    Its signature is computed once: LangChain reads it twice per run, and computing it dominates a run.
+    """
 
     __slots__ = ("_call",)
     __signature__ = signature(_step)
@@ -396,7 +400,20 @@ class _KnownSignature:
         self._call = call
 
     def __call__(self, value: Any, **kwargs: Any) -> Any:
-        return self._call(value, **kwargs)
+        return self._call(value, _config_here(), **kwargs)
+
+
+class _AsyncStep(_Step):
+    """The same of `_arun`."""
+
+    async def __call__(self, value: Any, **kwargs: Any) -> Any:
+        return await self._call(value, _config_here(), **kwargs)
+
+
+def _config_here() -> RunnableConfig:
+    """Returns the config of the run that goes on here, with its callbacks."""
+    config = var_child_runnable_config.get()
+    return ensure_config() if config is None else config
 
 
 class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input, Output], Generic[Input, Output]):
@@ -434,12 +451,12 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
     @override
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         check_config(config)
-        return self._call_with_config(_KnownSignature(self._run), input, config, **kwargs)
+        return self._call_with_config(_Step(self._run), input, config, **kwargs)
 
     @override
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         check_config(config)
-        return await self._acall_with_config(_KnownSignature(self._arun), input, config, **kwargs)
+        return await self._acall_with_config(_AsyncStep(self._arun), input, config, **kwargs)
 
     @override
     def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:

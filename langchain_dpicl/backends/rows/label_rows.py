@@ -67,11 +67,12 @@ def check_verbalizers(verbalizers: object) -> tuple[tuple[str, ...], ...]:
 
 def softmax(scores: Rows) -> Rows:
     """Returns float64[rows, texts] probabilities from log-likelihoods; NaN and infinities count as impossible."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = _exp(scores - np.maximum.reduce(scores, axis=1, keepdims=True))
+    total = _in_order(weights)
+    if math.isfinite(np.add.reduce(total, axis=None)):  # no NaN, and a finite best text in each row: the same numbers
+        return weights / total
     finite = np.isfinite(scores)
-    if finite.all():  # the same numbers, in fewer steps
-        with np.errstate(over="ignore"):
-            weights = _exp(scores - scores.max(axis=1, keepdims=True))
-        return weights / _in_order(weights)
     top = np.max(scores, axis=1, keepdims=True, where=finite, initial=-np.inf)  # -inf: every text is impossible
     with np.errstate(over="ignore", invalid="ignore"):
         weights = _exp(np.where(finite, scores - top, -np.inf))

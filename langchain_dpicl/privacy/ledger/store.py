@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -216,22 +216,17 @@ def _chain_digest(seq: int, prev: str, kind: str, body: str, stamp: str) -> str:
     # A line from elsewhere may hold any JSON value.
     text = _quoted if type(prev) is type(kind) is type(stamp) is str else canonical_json
     number = seq if type(seq) is int else canonical_json(seq)
-    return _digests([body], [text(kind)], [text(prev)], [number], [text(stamp)])[0]
+    return _line_digest(body, text(kind), text(prev), number, text(stamp))
 
 
-def _digests(
-    bodies: Iterable[str], kinds: Iterable[str], prevs: Iterable[str], seqs: Iterable[int | str], stamps: Iterable[str]
-) -> list[str]:
-    """Returns the digests of lines, given the canonical JSON of their members. One call is made for many."""
-    sha256 = hashlib.sha256
-    with contextlib.suppress(UnicodeEncodeError):
-        return [
-            sha256(f'{{"body":{body},"kind":{kind},"prev":{prev},"seq":{seq},"stamp":{stamp}}}'.encode()).hexdigest()
-            for body, kind, prev, seq, stamp in zip(bodies, kinds, prevs, seqs, stamps, strict=False)
-        ]
-    raise LedgerError(
-        "ledger: expected lines of valid Unicode text, found half of a surrogate pair. Nothing is granted."
-    )
+def _line_digest(body: str, kind: str, prev: str, seq: int | str, stamp: str) -> str:
+    """Returns the digest of a line, given the canonical JSON of its members."""
+    try:
+        line = f'{{"body":{body},"kind":{kind},"prev":{prev},"seq":{seq},"stamp":{stamp}}}'.encode()
+        return hashlib.sha256(line).hexdigest()
+    except UnicodeEncodeError:
+        fault = "ledger: expected lines of valid Unicode text, found half of a surrogate pair. Nothing is granted."
+    raise LedgerError(fault)  # outside the handler, whose error holds the line
 
 
 class LineBlock(Sequence[LedgerRecord]):
@@ -254,7 +249,7 @@ class LineBlock(Sequence[LedgerRecord]):
         text_of = {text: _quoted(text) for text in {*kinds, *stamps}}.__getitem__
         members = texts, map(text_of, kinds), map(_quoted, prevs), itertools.count(seq + 1), map(text_of, stamps)
         with contextlib.suppress(LedgerError):  # found again where they are looked at one by one
-            return _digests(*members) == list(hashes)
+            return list(map(_line_digest, *members)) == list(hashes)
         return False
 
     def lines(self) -> Iterator[tuple[int, str, Mapping[str, Any], str, str]]:

@@ -27,6 +27,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Noise: TypeAlias = Literal["gumbel", "exponential", "gaussian"]
 Coins: TypeAlias = Literal["bernoulli", "integers", "permutation", "choice", "binomial", "weighted_choice", "geometric"]
+_KINDS = (*get_args(Noise), *get_args(Coins))
 # (fixed part, part per draw) of what a release may add to delta; proved in docs/proofs/randomness.md, section 4.
 _DELTAS: Final[dict[str, tuple[float, float]]] = {
     "gumbel": (2.0**-41, 2.0**-62),
@@ -325,7 +326,7 @@ class SecureRandom:
 
         Source: docs/proofs/randomness.md, sections 4 and 5.
         """
-        check_choice("kind", kind, (*get_args(Noise), *get_args(Coins)))
+        check_choice("kind", kind, _KINDS)
         fixed, per_draw = _DELTAS.get(kind, (0.0, 0.0))  # coins that are not in the table are exact
         return fixed + check_int("n", n, low=1) * per_draw
 
