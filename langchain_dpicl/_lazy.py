@@ -35,6 +35,3 @@ def on_first_use(package: str, home: Mapping[str, str]) -> tuple[Callable[[str],
         return namespace.setdefault(name, getattr(import_module(home[name]), name))
 
     return find, lambda: sorted({*namespace, *home})
-
-
-__all__ = ["on_first_use", "provide", "provided"]

@@ -31,6 +31,7 @@ from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_delta,
     check_epsilon,
+    check_flag,
     check_int,
     check_name,
     check_positive_delta,
@@ -626,8 +627,7 @@ def plan_words(
     (87, 47)
     """
     check_positive_delta(delta)
-    if not isinstance(pairs, bool):
-        raise fail("pairs", "True or False", pairs)
+    check_flag("pairs", pairs)
     rule = UnitWords(field, max_values, denied_words(deny), public_words().digest)
     split = tuple(check_name("label", label) for label in labels)
     rounds = 2 if pairs else 1

@@ -60,6 +60,7 @@ from langchain_dpicl.privacy._validate import (
     check_choice,
     check_delta,
     check_epsilon,
+    check_flag,
     check_int,
     check_positive_delta,
     check_real,
@@ -472,8 +473,7 @@ _TOPIC_SHARE = 0.2
 
 def _words_of_a_unit(words: int | None, documents_per_topic: int, *, pairs: bool) -> int:
     """Returns how many words of its topic a unit casts."""
-    if not isinstance(pairs, bool):
-        raise fail("pairs", "True or False", pairs)
+    check_flag("pairs", pairs)
     most = words if words is not None else 0 if documents_per_topic else WORDS_BY_DEFAULT
     check_int("words", most, low=0, high=MOST_PER_UNIT)
     if not most and not documents_per_topic:

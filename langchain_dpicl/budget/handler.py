@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import date
-from functools import wraps
 from os import environ
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -629,7 +628,6 @@ _NOTE = "_dpicl_refusal"
 _REFUSALS_AWAITED: ContextVar[bool] = ContextVar("dpicl_refusals_awaited", default=False)
 
 logger = logging.getLogger(__name__)
-P = ParamSpec("P")
 T = TypeVar("T")
 Manager = TypeVar("Manager", CallbackManager, AsyncCallbackManager)
 
@@ -733,21 +731,6 @@ class RunEvents:
             "delta": budget.delta,
             "adjacency": budget.adjacency,
         }
-
-
-def tells_refusals(component: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Runs a function with keywords `budget` and `config` inside a `RunEvents` block."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @wraps(function)
-        def told(*args: P.args, **kwargs: P.kwargs) -> T:
-            config: Any = kwargs.get("config")
-            with RunEvents(component, budget=kwargs.get("budget"), config=config):
-                return function(*args, **kwargs)
-
-        return told
-
-    return decorate
 
 
 async def await_refusals(action: Callable[[], T], config: RunnableConfig | None = None, *, is_slow: bool = False) -> T:

@@ -18,6 +18,7 @@ from langchain_dpicl.privacy._validate import (
     check_adjacency,
     check_choice,
     check_delta,
+    check_flag,
     check_int,
     check_name,
     check_real,
@@ -486,8 +487,7 @@ def plan_choice(
     size, width = check_int("public_size", public_size, low=1), check_int("candidates", candidates, low=2)
     read = size if sample is None else min(size, check_int("sample", sample, low=1))
     calls = width if calls_per_unit is None else check_int("calls_per_unit", calls_per_unit, low=1)
-    if not isinstance(is_rounded, bool):
-        raise fail("is_rounded", "True or False", is_rounded)
+    check_flag("is_rounded", is_rounded)
     if part is not None:
         check_choice("part", part, get_args(Part))
     release = ReleasePlan(

@@ -893,13 +893,3 @@ def _rules(rule: TokenRule | None, full_vocabulary: bool) -> dict[str, TokenRule
     if rule is not None and rule.mechanism in rules:
         rules[rule.mechanism] = dataclasses.replace(rule, clip=None) if rule.fixes_noise else rule
     return rules
-
-
-__all__ = [
-    "LOGIT_MECHANISMS",
-    "TOKEN_MECHANISMS",
-    "TokenRule",
-    "public_margin",
-    "release_plan",
-    "temperature_of",
-]

@@ -55,7 +55,7 @@ from langchain_dpicl.options import (
     option_of,
 )
 from langchain_dpicl.pate.labeler import InputTemplate, PromptPATELabeler
-from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail, plain_or_type
+from langchain_dpicl.privacy._validate import check_choice, check_flag, check_int, check_real, fail, plain_or_type
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
@@ -581,7 +581,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         if not isinstance(pool, LabelledPool):
             raise fail("pool", "a LabelledPool", type(pool).__name__, "Load one with LabelledPool.load(path).")
         check_strategy(strategy)
-        self.escape_braces = _checked_escape(escape_braces)
+        self.escape_braces = check_flag("escape_braces", escape_braces)
         self._how = strategy
         self._labels = pool
         self._student = _student_of(pool)
@@ -1049,7 +1049,7 @@ def _ready_for(
     """Checks the options of a selector over a run before the run charges anything; see `_ready`."""
     if not isinstance(run, PromptPATELabeler):
         raise fail("run", "a PromptPATELabeler", type(run).__name__)
-    _checked_escape(escape_braces)
+    check_flag("escape_braces", escape_braces)
     return _ready(strategy, option_of("student", student, Student), run.engine, _task_of(run.result)[0])
 
 
@@ -1074,12 +1074,6 @@ def _scorer_of(llm: Any, student: Student, task: VotingTask) -> tuple[VotingTask
         expected = "False or None where votes are texts, or no variable of the query is called 'input'"
         raise fail("Student.calibrate", expected, student.calibrate)
     return own, scorer
-
-
-def _checked_escape(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise fail("escape_braces", "True or False", plain_or_type(value))
-    return value
 
 
 def _task_of(pool: LabelledPool) -> tuple[VotingTask, InputTemplate]:

@@ -110,6 +110,13 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
     raise fail(name, expected, plain_or_type(value), _of_another_kind(value, int))
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Returns `value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise fail(name, "True or False", plain_or_type(value))
+    return value
+
+
 def check_epsilon(value: Any) -> float:
     """Returns a finite epsilon above zero."""
     return check_positive("epsilon", value)

@@ -31,11 +31,11 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import (
     PRINTABLE,
     check_delta,
+    check_flag,
     check_int,
     check_name,
     fail,
     is_name,
-    plain_or_type,
     plain_text,
 )
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -162,14 +162,8 @@ def make_declaration(
         origin=None if redeclared is None else provided("redeclared").check_origin(redeclared, dataset_id, label_key),
         by=None if redeclared is None else redeclared.get("by"),
         stream=flow,
-        allow_large_delta=_check_flag("allow_large_delta", allow_large_delta),
+        allow_large_delta=check_flag("allow_large_delta", allow_large_delta),
     )
-
-
-def _check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise fail(name, "True or False", plain_or_type(value))
-    return value
 
 
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
@@ -701,8 +695,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
-        _check_flag("labels_as_text", labels_as_text)
-        _check_flag("exact_size_is_public", exact_size_is_public)
+        check_flag("labels_as_text", labels_as_text)
+        check_flag("exact_size_is_public", exact_size_is_public)
         if public_size is None:
             raise fail("public_size", "the declared number of units, or one number per label", None, _NO_SIZE)
         if labels_as_text:

@@ -792,10 +792,3 @@ def _cell(of: str, value: Any) -> str:
 
 def _text(value: Any) -> str:
     return html.escape(str(value))
-
-
-__all__ = [
-    "belief",
-    "fragment_of",
-    "page_of",
-]

@@ -730,15 +730,3 @@ def carrying(**owner: object) -> Iterator[None]:
             for name, value in owner.items():
                 setattr(error, name, value)
         raise
-
-
-__all__ = [
-    "ReleaseRun",
-    "RunCall",
-    "RunItem",
-    "attempt",
-    "carrying",
-    "new_bar",
-    "report_of",
-    "tick",
-]

@@ -35,7 +35,7 @@ from langchain_dpicl.privacy._validate import (
     fail,
 )
 from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH, ClippedGradientSum
-from langchain_dpicl.privacy.extensions.registry import STEP_TEMPLATE, shown_release, step_release, training_tickets
+from langchain_dpicl.privacy.extensions.registry import shown_release, step_release, training_tickets
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.private_examples import PrivateExamples
@@ -616,11 +616,3 @@ def _engine_class() -> Any:
     else:
         return PromptEngine
     raise ConfigurationError(f"expected the packages of local models, found no {missing}; install langchain-dpicl[hf]")
-
-
-__all__ = [
-    "STEP_TEMPLATE",
-    "TrainingPlan",
-    "plan_training",
-    "steps_of",
-]

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.backends.hf.engine import Engine, LocalSession, PublicPredictor
     from langchain_dpicl.backends.hf.tokens import Prompts
 
-__all__ = ["HuggingFaceBackend"]
-
 # A row's bits depend on its own prompt and on public facts alone, so replacing one prompt leaves all others bit-
 # identical. Nothing is downloaded, and no code of a model's repository runs.
 # A space at a prompt's end is dropped (tokens start with theirs), special tokens in it are plain text, and the middle

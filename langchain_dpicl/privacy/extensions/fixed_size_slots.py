@@ -24,9 +24,53 @@ def _check_public_size(num_units: int, public_size: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _FixedSizeSlots(Sampler, is_base=True):
+    """Deals a fixed number of units, drawn without replacement, evenly over the slots at random."""
+
+    __slots__ = ()
+    num_slots: int
+    shots_per_slot: int
+    public_size: int
+    row_shape: ClassVar[RowShape] = "slots"
+    adjacencies: ClassVar[frozenset[str]] = frozenset({"replace_one"})
+
+    def __post_init__(self) -> None:
+        for field in ("num_slots", "shots_per_slot", "public_size"):
+            check_int(field, getattr(self, field), low=1)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of every draw, public."""
+        return self.num_slots
+
+    @property
+    def _sample_size(self) -> int:
+        return min(self.num_slots * self.shots_per_slot, self.public_size)
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Draws a fresh secret sample; see `PoissonSlots.draw`.
+
+        Raises:
+          ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
+        """
+        _check_public_size(num_units, self.public_size)
+        units = rng.choice_without_replacement(num_units, self._sample_size).tolist()
+        return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "name": self.name,
+            "num_slots": self.num_slots,
+            "shots_per_slot": self.shots_per_slot,
+            "public_size": self.public_size,
+        }
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class BalancedSlots(Sampler):
+class BalancedSlots(_FixedSizeSlots):
     """A fixed number of units without replacement, dealt evenly over the slots at random; `replace_one` only.
 
     Formal guarantees:
@@ -45,58 +89,21 @@ class BalancedSlots(Sampler):
     Source: Balle, Barthe, Gaboardi (2018), without-replacement amplification; docs/proofs/fixed-size-slots.md.
     """
 
-    num_slots: int
-    shots_per_slot: int
-    public_size: int
     name: ClassVar[str] = "balanced_slots"
-    row_shape: ClassVar[RowShape] = "slots"
-    adjacencies: ClassVar[frozenset[str]] = frozenset({"replace_one"})
-
-    def __post_init__(self) -> None:
-        for field in ("num_slots", "shots_per_slot", "public_size"):
-            check_int(field, getattr(self, field), low=1)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of every draw, public."""
-        return self.num_slots
 
     @property
     def sampling_rate(self) -> float:
         """Share of the units in every draw."""
         return self._sample_size / self.public_size
 
-    @property
-    def _sample_size(self) -> int:
-        return min(self.num_slots * self.shots_per_slot, self.public_size)
-
-    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
-        """Draws a fresh secret sample; see `PoissonSlots.draw`.
-
-        Raises:
-          ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
-        """
-        _check_public_size(num_units, self.public_size)
-        units = rng.choice_without_replacement(num_units, self._sample_size).tolist()
-        return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
-
     def amplify(self, event: Event) -> Event:
         """Returns the event of `event` run on one secret draw."""
         return amplified(event, self.sampling_rate)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {
-            "name": self.name,
-            "num_slots": self.num_slots,
-            "shots_per_slot": self.shots_per_slot,
-            "public_size": self.public_size,
-        }
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class PartitionedSlots(Sampler):
+class PartitionedSlots(_FixedSizeSlots):
     """An exact partition, dealt once by secret coins and then kept; `replace_one` only, nothing amplified.
 
     Formal guarantees:
@@ -122,44 +129,10 @@ class PartitionedSlots(Sampler):
       docs/proofs/fixed-size-slots.md.
     """
 
-    num_slots: int
-    shots_per_slot: int
-    public_size: int
     name: ClassVar[str] = "partitioned_slots"
-    row_shape: ClassVar[RowShape] = "slots"
-    adjacencies: ClassVar[frozenset[str]] = frozenset({"replace_one"})
     sampling_rate: ClassVar[float] = 1.0
     """The rate that is priced: nothing is amplified, however few of the units have a slot."""
-
-    def __post_init__(self) -> None:
-        for field in ("num_slots", "shots_per_slot", "public_size"):
-            check_int(field, getattr(self, field), low=1)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of every draw, public."""
-        return self.num_slots
-
-    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
-        """Deals the units; see `PoissonSlots.draw`.
-
-        Raises:
-          ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
-        """
-        _check_public_size(num_units, self.public_size)
-        dealt = min(self.num_slots * self.shots_per_slot, num_units)
-        units = rng.choice_without_replacement(num_units, dealt).tolist()
-        return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
 
     def amplify(self, event: Event) -> Event:
         """Returns `event`: one deal serves many releases, which no theorem here amplifies."""
         return event
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {
-            "name": self.name,
-            "num_slots": self.num_slots,
-            "shots_per_slot": self.shots_per_slot,
-            "public_size": self.public_size,
-        }

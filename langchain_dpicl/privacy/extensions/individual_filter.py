@@ -28,15 +28,6 @@ from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, 
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, Release
 
-__all__ = [
-    "FILTER_TEMPLATE",
-    "QUERY_TEMPLATE",
-    "Balances",
-    "MemoryBalances",
-    "ParticipationPlan",
-    "participation_plan",
-]
-
 FILTER_TEMPLATE = "individual-filter"
 """The ticket template of one set of balances: it pays for every release that they let a unit take part in."""
 QUERY_TEMPLATE = "query"

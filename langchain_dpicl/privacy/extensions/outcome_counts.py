@@ -205,20 +205,6 @@ class OutcomePlan:
         }
 
 
-def outcome_plan(shown: Mapping[str, Any]) -> OutcomePlan:
-    """Returns the plan that `OutcomePlan.to_dict` shows.
-
-    Args:
-      shown: its parameters.
-    """
-    return OutcomePlan(
-        PoissonUnits(shown["sampler"]["sampling_rate"]),
-        OutcomeTable(tuple(shown["table"]["widths"])),
-        DiscreteLaplaceMechanism(shown["mechanism"]["noise_multiplier"]),
-        shown["adjacency"],
-    )
-
-
 Part: TypeAlias = Literal["choose", "test"]
 """The two halves."""
 

@@ -39,9 +39,6 @@ from langchain_dpicl.privacy.private_examples import (
     unit_name,
 )
 
-__all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
-
-
 _Dated: TypeAlias = dict[tuple[float, str], Record]
 """Records by their time and canonical text, which put those of one person in one order, whichever way they came."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.exceptions import RecordError
-from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_name, fail
+from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_flag, check_name, fail
 from langchain_dpicl.privacy.private_examples import (
     SPLIT_RULE,
     Declaration,
@@ -46,8 +46,7 @@ def redeclared(
     old, root = private._declared, private._root or private  # noqa: SLF001  its own family
     if dataset_id == old.dataset_id:
         raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
-    if not isinstance(fold_case, bool):
-        raise fail("fold_case", "True or False", fold_case)
+    check_flag("fold_case", fold_case)
     if label_key is not None and (old.label_key is not None or label_key not in old.fields):
         known = [] if old.label_key is not None else [name for name in old.fields if name != old.text_key]
         raise fail("label_key", f"one of {known}", label_key, "Declare it among `fields`, without labels.")

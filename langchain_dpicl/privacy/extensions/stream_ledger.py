@@ -877,16 +877,3 @@ class _PartOfRun(Reservation):
 
     def _return(self, count: int) -> None:
         self._share.take_back(self._part, count)
-
-
-__all__ = [
-    "StreamShare",
-    "StreamState",
-    "StreamTerms",
-    "check_declared",
-    "checked_extent",
-    "hull_of",
-    "make_stream_declaration",
-    "retire",
-    "wrong_kind",
-]

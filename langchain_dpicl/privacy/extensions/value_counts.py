@@ -24,6 +24,7 @@ from langchain_dpicl.privacy._validate import (
     PRINTABLE,
     Adjacency,
     check_adjacency,
+    check_flag,
     check_int,
     check_name,
     check_real,
@@ -114,8 +115,7 @@ class UnitValues(_ValueLimit):
 
     def __post_init__(self) -> None:
         check_int("max_values", self.max_values, low=1)
-        if not isinstance(self.fold_case, bool):
-            raise fail("fold_case", "True or False", self.fold_case)
+        check_flag("fold_case", self.fold_case)
         if self.name is None and (self.declared is not None or self.max_values != 1):
             raise fail("field", "a name beside values or max_values", self.name)
         if self.name is not None:

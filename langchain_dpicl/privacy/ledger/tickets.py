@@ -17,6 +17,7 @@ from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_delta,
     check_epsilon,
+    check_flag,
     check_int,
     check_name,
     check_real,
@@ -75,8 +76,7 @@ class Ticket:
         check_int("max_count", self.max_count, low=1)
         if self.label is not None:
             check_name("label", self.label)
-        if not isinstance(self.refundable, bool):
-            raise fail("refundable", "True or False", self.refundable)
+        check_flag("refundable", self.refundable)
         if not is_event(self.event):
             raise fail("event", "an event of privacy.events", type(self.event).__name__)
         inside = {type(part) for part in event_parts(self.event)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +40,6 @@ from langchain_dpicl.budget.handler import (
     await_refusals,
     get_privacy_budget_callback,
     record_event,
-    tells_refusals,
 )
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -595,21 +593,14 @@ def test_a_block_that_charged_nothing_tells_nothing() -> None:
 # --- constructors ---------------------------------------------------------------------------------------------------
 
 
-@tells_refusals("Made")
 def make(given: int, *, budget: Any = None, config: Any = None) -> int:
-    """Doubles."""
-    if given < 0:
-        raise exceeded()
-    return 2 * given
+    with RunEvents("Made", budget=budget, config=config):
+        if given < 0:
+            raise exceeded()
+        return 2 * given
 
 
-def test_a_function_that_tells_refusals_is_otherwise_itself() -> None:
-    assert make(4) == 8
-    assert (make.__name__, make.__doc__) == ("make", "Doubles.")
-    assert list(inspect.signature(make).parameters) == ["given", "budget", "config"]
-
-
-def test_a_function_that_tells_refusals_shows_the_budget_it_was_given() -> None:
+def test_a_refusal_shows_the_budget_that_was_given() -> None:
     observer, told = Observer(), Observer()
     with pytest.raises(PrivacyBudgetExceededError):
         run(lambda: make(-1, budget=handler(), config={"callbacks": [told]}), observer)

@@ -11,7 +11,6 @@ from scipy import stats
 from langchain_dpicl.exceptions import AccountantsDisagreeError
 from langchain_dpicl.privacy import second_opinions as _opinions
 from langchain_dpicl.privacy.accounting import calibration as _search
-from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
 from langchain_dpicl.privacy.accounting import profiles as _profiles
@@ -34,7 +33,7 @@ from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 @pytest.mark.parametrize(("epsilon", "count"), [(0.001, 250_000), (0.0005, 1_000_000)])
 def test_a_crowd_of_pure_steps_costs_at_least_what_its_responses_add_up_to(epsilon, count):
     """Beyond a number the exact table is not made; the bound in its place lies above the normal limit of the steps."""
-    (profile, times), *others = _engine.steps(Terms(pure=((epsilon, count),)), "add_remove")
+    (profile, times), *others = accounting.steps(Terms(pure=((epsilon, count),)), "add_remove")
     mu = epsilon * math.sqrt(count)
     x = np.linspace(0.0, 3.0 * mu, 7)
     limit = stats.norm.cdf(mu / 2 - x / mu) - np.exp(x) * stats.norm.cdf(-mu / 2 - x / mu)

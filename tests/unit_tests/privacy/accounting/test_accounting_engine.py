@@ -14,9 +14,7 @@ from langchain_dpicl.exceptions import AccountantsDisagreeError, ConfigurationEr
 from langchain_dpicl.privacy import second_opinions as _opinions
 from langchain_dpicl.privacy import second_opinions as _second_opinions
 from langchain_dpicl.privacy.accounting import calibrate, epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
-from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
 from langchain_dpicl.privacy.accounting.calibration import delta_of
 from langchain_dpicl.privacy.accounting.epsilon import UnitTerms, normal_form
@@ -60,8 +58,8 @@ class TestTheGrid:
     def test_loss_distributions_are_distributions_above_the_profile(
         self, profile: _profiles.Profile, fraction: float
     ) -> None:
-        step = fraction * _grid.spread(profile)
-        lowest, masses, infinite = _grid.loss_masses(profile, step)
+        step = fraction * _profiles.spread(profile)
+        lowest, masses, infinite = _profiles.loss_masses(profile, step)
         assert masses.sum() + infinite == pytest.approx(1.0, abs=1e-9)
         losses = (lowest + np.arange(len(masses))) * step
         assert (masses * np.exp(-losses)).sum() <= 1 + 1e-9
@@ -81,9 +79,9 @@ class TestTheGrid:
     def test_declared_rounding_covers_what_the_transform_loses(self, rate: float, noise: float, count: int) -> None:
         """dp-accounting's transform against ours, which is tilted so that the tail is where the digits are."""
         terms = normal_form(sampled_gaussian(rate, noise, count))
-        ((profile, _),) = _engine.steps(terms, "add_remove")
-        (bound,) = _engine.bounds(terms, "add_remove", is_coarse=False)
-        assert isinstance(bound, _grid.GridBound)
+        ((profile, _),) = accounting.steps(terms, "add_remove")
+        (bound,) = accounting.bounds(terms, "add_remove", is_coarse=False)
+        assert isinstance(bound, _profiles.GridBound)
         (price, _) = bound.epsilons(1e-9)
         losses, masses, _ = _opinions._loss_masses(profile, bound.step)
         parts = [(losses, _opinions._log(masses), count)]
@@ -103,10 +101,10 @@ class TestTheGrid:
         assert 4.2 < coarse.epsilon < 4.8  # the tilted transform says 4.2298
         assert any("below what a transform resolves" in reason for reason in coarse.skipped) or coarse.opinions
         for delta in (1e-6, 1e-9):
-            (bound,) = [_engine.last_resort(normal_form(event), "add_remove")]
+            (bound,) = [accounting.last_resort(normal_form(event), "add_remove")]
             assert max(bound.epsilons(delta)) >= epsilon_upper_bound(event, delta=delta, adjacency="add_remove")
             assert delta_of(bound, max(bound.epsilons(delta))) == pytest.approx(delta, rel=1e-3)
-        removed, added = _engine.last_resort(normal_form(event), "add_remove").epsilons(1e-300)
+        removed, added = accounting.last_resort(normal_form(event), "add_remove").epsilons(1e-300)
         assert removed == math.inf  # less than what was cut off at infinite loss
         assert 0 < added < math.inf  # an added unit's losses are bounded
 
@@ -122,8 +120,8 @@ class TestTheGrid:
         ids=["gaussian", "sampled gaussian", "bounded range", "sampled pure, replaced"],
     )
     def test_a_repeated_step_is_what_dp_accounting_makes_of_it(self, profile: _profiles.Profile, count: int) -> None:
-        losses = _grid.connect_dots(profile, _grid.grid_step([(profile, count)], is_coarse=True))
-        own, theirs = _grid._self_compose(losses, count).pmf(), losses.pmf().self_compose(count, _grid._CUT)
+        losses = _profiles.connect_dots(profile, _profiles.grid_step([(profile, count)], is_coarse=True))
+        own, theirs = _profiles._self_compose(losses, count).pmf(), losses.pmf().self_compose(count, _profiles._CUT)
         assert (own._infinity_mass, own._pessimistic_estimate) == (theirs._infinity_mass, theirs._pessimistic_estimate)
         assert own._discretization == theirs._discretization
         first = max(own._lower_loss, theirs._lower_loss)
@@ -141,11 +139,13 @@ class TestTheGrid:
 
     def test_a_million_steps_compose_as_a_thousand_times_a_thousand(self) -> None:
         profile = _profiles.amplify_poisson(_profiles.bounded_range(0.37), 0.00125)
-        losses = _grid.connect_dots(profile, 0.3 * _grid.spread(profile))
-        whole = _grid._self_compose(losses, 1_000_000)
-        staged = _grid._self_compose(_grid._self_compose(losses, 1_000), 1_000)
+        losses = _profiles.connect_dots(profile, 0.3 * _profiles.spread(profile))
+        whole = _profiles._self_compose(losses, 1_000_000)
+        staged = _profiles._self_compose(_profiles._self_compose(losses, 1_000), 1_000)
         for delta in (1e-3, 1e-6):
-            assert _grid.least_epsilon(staged, delta) == pytest.approx(_grid.least_epsilon(whole, delta), rel=1e-5)
+            assert _profiles.least_epsilon(staged, delta) == pytest.approx(
+                _profiles.least_epsilon(whole, delta), rel=1e-5
+            )
 
     @pytest.mark.parametrize(
         ("profile", "count"),
@@ -160,11 +160,11 @@ class TestTheGrid:
     def test_epsilons_are_what_dp_accounting_reads_from_the_same_distribution(
         self, profile: _profiles.Profile, count: int
     ) -> None:
-        losses = _grid._self_compose(
-            _grid.connect_dots(profile, _grid.grid_step([(profile, count)], is_coarse=True)), count
+        losses = _profiles._self_compose(
+            _profiles.connect_dots(profile, _profiles.grid_step([(profile, count)], is_coarse=True)), count
         )
         for delta in (1e-14, 1e-9, 1e-5, 0.1, 0.9, 1.0):
-            found, expected = _grid.least_epsilon(losses, delta), losses.pmf().get_epsilon_for_delta(delta)
+            found, expected = _profiles.least_epsilon(losses, delta), losses.pmf().get_epsilon_for_delta(delta)
             assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
     def test_remembered_prices_hold_no_distributions(self) -> None:
@@ -174,7 +174,7 @@ class TestTheGrid:
 
     def test_what_is_not_a_number_is_no_bound(self) -> None:
         masses = np.array([0.5, 0.5, math.nan])
-        assert _grid._epsilon(_grid.Losses(0.1, -1, masses, 0.0), 1e-6) == math.inf
+        assert _profiles._epsilon(_profiles.Losses(0.1, -1, masses, 0.0), 1e-6) == math.inf
 
     @pytest.mark.parametrize("pure", [1e3, 5e6, 9e8])
     @pytest.mark.parametrize("is_coarse", [True, False])
@@ -185,7 +185,7 @@ class TestTheGrid:
 
     def test_lengths_of_transforms_are_those_that_scipy_finds_fast(self) -> None:
         for least in (*range(1, 3_000), *range(3_000, 200_000, 997)):
-            assert _grid._fast_length(least) == fft.next_fast_len(least, real=True), least
+            assert _profiles._fast_length(least) == fft.next_fast_len(least, real=True), least
 
 
 class TestSecondOpinions:
@@ -244,9 +244,9 @@ class TestSecondOpinions:
 
     @pytest.mark.parametrize("factor", [0.7, 1.3])
     def test_a_wrong_engine_is_refused(self, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        right = _grid.GridBound.epsilons
+        right = _profiles.GridBound.epsilons
         monkeypatch.setattr(
-            _grid.GridBound, "epsilons", lambda self, delta: tuple(factor * e for e in right(self, delta))
+            _profiles.GridBound, "epsilons", lambda self, delta: tuple(factor * e for e in right(self, delta))
         )
         accounting._cached_price.cache_clear()
         try:
@@ -260,13 +260,13 @@ class TestSecondOpinions:
         """Plants the bug of pricing half the rate; prv-accountant, which has its own theorem, notices."""
         right = _profiles.amplify_poisson
         monkeypatch.setattr(_profiles, "amplify_poisson", lambda base, rate: right(base, rate / 2))
-        for cache in (_engine.steps, _engine._sampled_step, _engine.bounds, accounting._cached_price):
+        for cache in (accounting.steps, accounting._sampled_step, accounting.bounds, accounting._cached_price):
             cache.cache_clear()
         try:
             with pytest.raises(AccountantsDisagreeError):
                 epsilon_bound(sampled_gaussian(0.013, 1.0, 150), delta=1e-5, adjacency="add_remove")
         finally:
-            for cache in (_engine.steps, _engine._sampled_step, _engine.bounds, accounting._cached_price):
+            for cache in (accounting.steps, accounting._sampled_step, accounting.bounds, accounting._cached_price):
                 cache.cache_clear()
 
     def test_none_are_asked_when_told_so_or_when_nothing_is_spent(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,13 +280,13 @@ class TestSecondOpinions:
     def test_a_window_that_is_too_small_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         right = _opinions._near_price
         monkeypatch.setattr(_opinions, "_near_price", lambda *a, **k: dataclasses.replace(right(*a, **k), leak=1.0))
-        steps = _engine.steps(normal_form(sampled_gaussian(0.01, 1.0, 50)), "add_remove")
+        steps = accounting.steps(normal_form(sampled_gaussian(0.01, 1.0, 50)), "add_remove")
         answer = _opinions.fft_opinion(steps, delta=1e-8, price=1.6)
         assert isinstance(answer, str)
         assert "window" in answer
 
     def test_a_price_far_from_the_truth_still_gives_an_interval(self) -> None:
-        steps = _engine.steps(normal_form(sampled_pure(0.05, 1.0, 100)), "add_remove")
+        steps = accounting.steps(normal_form(sampled_pure(0.05, 1.0, 100)), "add_remove")
         for price in (0.5, 2.17, 6.0):
             answer = _opinions.fft_opinion(steps, delta=1e-5, price=price)
             assert isinstance(answer, _opinions.Opinion)
@@ -307,7 +307,7 @@ class TestSecondOpinions:
             _second_opinions._own_transform(swapped, adjacency="add_remove")
 
     def test_the_transform_weakens_its_tilt_down_to_none(self) -> None:
-        ((profile, count),) = _engine.steps(normal_form(sampled_pure(0.05, 1.0, 100)), "add_remove")
+        ((profile, count),) = accounting.steps(normal_form(sampled_pure(0.05, 1.0, 100)), "add_remove")
         losses, masses, _ = _opinions._loss_masses(profile, 0.01)
         composed = _opinions._near_price([(losses, _opinions._log(masses), count)], step=0.01, price=2.17, delta=1e-300)
         assert composed.tilt == 0.0

@@ -20,7 +20,6 @@ from langchain_dpicl.privacy.accounting import (
     zcdp_epsilon,
 )
 from langchain_dpicl.privacy.accounting import epsilon as _engine
-from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
 from langchain_dpicl.privacy.accounting.epsilon import Terms, normal_form, unit_terms
 from langchain_dpicl.privacy.accounting.events import (
@@ -181,7 +180,7 @@ def test_coarse_prices_are_bounds_too(event: Event, delta: float, adjacency: str
 def test_every_sampled_step_becomes_a_distribution(event: Event, adjacency: str, fraction: float) -> None:
     for profile, _ in _engine.steps(normal_form(event), adjacency):
         for pair in (profile, profile.reversed()):
-            _, masses, infinite = _grid.loss_masses(pair, fraction * _grid.spread(pair))
+            _, masses, infinite = _profiles.loss_masses(pair, fraction * _profiles.spread(pair))
             assert masses.sum() + infinite == pytest.approx(1.0, abs=1e-8)
 
 

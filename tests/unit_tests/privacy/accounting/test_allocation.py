@@ -13,7 +13,6 @@ from scipy.stats import binom
 from langchain_dpicl.exceptions import AccountantsDisagreeError, UnknownEventError
 from langchain_dpicl.privacy import second_opinions as _allocation_opinion
 from langchain_dpicl.privacy.accounting import calibrate, delta_upper_bound, epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.accounting import epsilon as _engine
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import profiles as _profiles
 from langchain_dpicl.privacy.accounting.epsilon import normal_form
@@ -36,7 +35,13 @@ from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent
 from tests.contracts.sampler import EVENT
 
-CACHES = (_engine.steps, _engine._sampled_step, _allocation.allocated_step, _engine.bounds, accounting._cached_price)
+CACHES = (
+    accounting.steps,
+    accounting._sampled_step,
+    _allocation.allocated_step,
+    accounting.bounds,
+    accounting._cached_price,
+)
 
 
 @pytest.fixture
@@ -214,7 +219,7 @@ def test_a_unit_that_is_replaced_costs_one_batch():
             alone, epsilon=0.5, adjacency="replace_one"
         )
     direct = _allocation.allocated_step(normal_form(tokens(0.1)), 16, 0.2, "replace_one")
-    sampled = _engine._sampled_step(normal_form(tokens(0.1)), 0.2, "replace_one")
+    sampled = accounting._sampled_step(normal_form(tokens(0.1)), 0.2, "replace_one")
     x = np.linspace(0, 2, 9)
     assert (direct.up(x) == sampled.up(x)).all()
 

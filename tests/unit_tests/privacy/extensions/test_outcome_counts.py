@@ -15,7 +15,7 @@ from langchain_dpicl.evaluation.plan import plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent, SubsampledEvent
-from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable, outcome_plan
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
 from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
@@ -98,9 +98,13 @@ class TestTheRelease:
         with pytest.raises(ConfigurationError, match="threshold"):
             OutcomePlan(PoissonUnits(1.0), TABLE, DiscreteLaplaceMechanism(1.0, 5), "add_remove")
 
-    def test_is_rebuilt_from_what_it_shows(self):
+    def test_shows_all_that_it_is_made_of(self):
         made = plan(noise=1.5, rate=0.5)
-        assert outcome_plan(made.to_dict()) == made
+        shown = made.to_dict()
+        assert (shown["sampler"]["sampling_rate"], shown["mechanism"]["noise_multiplier"]) == (0.5, 1.5)
+        assert (OutcomeTable(tuple(shown["table"]["widths"])), shown["adjacency"]) == (made.table, made.adjacency)
+
+    def test_is_rebuilt_from_what_an_evaluation_shows(self):
         shown = plan_evaluation(500, widths=[3, 2], epsilon=0.5, delta=1e-5, sample=100)
         again = type(shown).rebuild(shown.to_dict())
         assert (again, again.tickets()) == (shown, shown.tickets())

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from langchain_dpicl.privacy.accounting import profiles as _grid
 from langchain_dpicl.privacy.accounting import profiles as _profiles
 from langchain_dpicl.privacy.extensions import random_allocation as _allocation
 from langchain_dpicl.privacy.extensions.random_allocation import _add_laws, _Sum
@@ -69,7 +68,7 @@ def test_the_share_cut_counts_as_loss_of_the_sum():
 
 
 def test_a_grid_answers_down_to_twice_what_it_may_have_lost():
-    bound = _grid.compose([(_profiles.gaussian(0.5), 8)], is_coarse=True)
+    bound = _profiles.compose([(_profiles.gaussian(0.5), 8)], is_coarse=True)
     assert bound.epsilons(2.0 * bound.lost) == (math.inf, math.inf)
     assert max(bound.epsilons(2.5 * bound.lost)) < math.inf
 
