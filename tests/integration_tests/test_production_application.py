@@ -186,6 +186,7 @@ def place(tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPa
     (settings,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (folder / "app.toml").write_text(settings + '\n[tenants.globex]\nkey_env = "GLOBEX_KEY"\n')
     change(folder / "app.toml", 'ledger = "budget.db"', "")
+    change(folder / "app.toml", "[service]\n", "[service]\nledger_timeout = 300\n")  # however slow the machine is
     change(folder / "app.toml", "openai:gpt-4.1-mini", MODEL)
     change(folder / "app.toml", "max_queries = 50 ", f"max_queries = {CHARGED['acme']} ")
     # A row of few records often has none of the label that is asked for, and then votes for another one.
