@@ -436,10 +436,13 @@ def wording_of(
 
 
 def _asked_as(example: Template, text_key: str, label_key: str) -> str | None:
-    """Returns an example up to its label, with the query in place of the text; None: the text is not before it."""
+    """Returns an example up to its label, with the query in place of the text; None: the text is not before it.
+
+    None, too, if the example shows another field called `input` there: both would be filled with the query's text.
+    """
     names = [name for _, name in example.pieces]
     end = names.index(label_key) if label_key in names else 0
-    if text_key not in names[:end]:
+    if text_key not in names[:end] or (text_key != "input" and "input" in names[:end]):
         return None
     literals = [literal.replace("{", "{{").replace("}", "}}") for literal, _ in example.pieces]
     fields = ["input" if name == text_key else name for name in names[:end]]

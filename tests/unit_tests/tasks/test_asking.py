@@ -191,6 +191,17 @@ def test_a_query_without_a_template_needs_the_fields_that_the_example_shows_besi
     assert wording_of(private, FewShotTask("{title}: {text} = {queue}")).suffix == "{title}: {input} ="
 
 
+@pytest.mark.parametrize(
+    ("text_key", "other", "asked"),
+    [("task", "input", "task: {input}\nqueue:"), ("input", "context", "{context}: {input} =")],
+)
+def test_the_text_of_a_query_stands_for_the_text_alone(text_key: str, other: str, asked: str) -> None:
+    fields: dict[str, Any] = {"fields": (other,), "labels": ("a", "b"), "public_size": 900}
+    private = PrivateExamples([], text_key=text_key, label_key="queue", **fields)
+    example = f"{{{other}}}: {{{text_key}}} = {{queue}}"
+    assert wording_of(private, FewShotTask(example)).suffix == asked
+
+
 def test_written_braces_belong_to_the_literal_text() -> None:
     template = Template.of("suffix", "{{ {a} }} {b}{a}")
     assert template.pieces == (("{ ", "a"), (" } ", "b"), ("", "a"))
