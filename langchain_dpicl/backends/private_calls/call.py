@@ -779,7 +779,7 @@ class CallPool:
         self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None, *, crew: Crew | None = None
     ) -> None:
         self._model = model
-        self._crew = crew or Crew(1)  # threads that others use too, or as many of its own as calls are allowed at once
+        self._crew = crew or Crew(1)  # threads that others use too, or its own: for each call that is allowed at once
         self._retry = retry
         self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
         self._processes: dict[tuple[int, int], _Process] = {}
@@ -963,7 +963,7 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
         if not isinstance(error, RuntimeError):  # Ctrl-C
             raise
-        advice = "Raise the limit of threads of this user or container, or end other work in this process."
+        advice = "Raise the limit of threads, end other work here, or give the engine a smaller max_concurrency."
         raise ConfigurationError(
             f"threads: expected to start {size}, found that the system allows fewer. {advice}"
         ) from None

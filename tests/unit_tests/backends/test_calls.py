@@ -214,7 +214,7 @@ class TestLimit:
         for prompts in (0, 1, 5):
             calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, 8)
             calls.many([request("aaa")] * prompts)
-            started.append(len(calls._here().threads(inside_a_loop=False)._threads))
+            started += [len(pool._threads) for pool in calls._crew._pools.values()]
         assert started == [8, 8, 8]
 
     @pytest.mark.parametrize("limit", [1, 2])
