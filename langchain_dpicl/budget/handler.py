@@ -503,7 +503,7 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
         if config is None:
             budget, config = None, given
         else:
-            budget = resolve_budget(None, given) if given.get("callbacks") is not None and _budgets_in(given) else None
+            budget = resolve_budget(None, given) if _budgets_in(given) and given.get("callbacks") is not None else None
     own = None if budget is None else budget_of(budget, "budget")
     budgets, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()

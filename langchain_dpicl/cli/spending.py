@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,18 +126,25 @@ def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> b
         return False
 
 
-_GROWS = {"generation": "examples", "documents": "documents", "pate": "entries"}
+_GROWS = {"generation": ("examples",), "documents": ("topics", "documents"), "pate": ("entries",)}
 """What only grows in the file of a run, by its method. Each round of an evolution replaces the one before."""
 
 
 def check_newest(released: Any, out: Path, method: str) -> None:
     """Refuses a checkpoint without some of what the file holds: a save would lose it, and it is paid for."""
-    if (name := _GROWS.get(method)) is None:
+    if not (names := _GROWS.get(method, ())):
         return
-    held, known = read_json(out).get(name, ()), json.loads(released.to_json())[name]
-    if any(item not in known for item in held if item.get("status") != "waiting"):
+    held, known = (_paid_for(state, names) for state in (read_json(out), json.loads(released.to_json())))
+    if held - known:
         advice = "Bring the newest checkpoint back, or name another file."
         raise fail("--checkpoint", f"all that {str(out)!r} holds", "an older copy", advice)
+
+
+def _paid_for(state: dict[str, Any], names: Sequence[str]) -> Counter[str]:
+    """Counts what was released: two texts may be equal. Inputs that wait, or came with a label, cost nothing."""
+    items = [item for name in names for item in state.get(name, ())]
+    free = [isinstance(item, dict) and item.get("status") in {"waiting", "public"} for item in items]
+    return Counter(json.dumps(item, sort_keys=True) for item, is_free in zip(items, free, strict=True) if not is_free)
 
 
 def warn_of_embedded(settings: Settings) -> None:

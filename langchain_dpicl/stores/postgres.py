@@ -50,7 +50,8 @@ Answers = list[list[tuple[Any, ...]]]
 # Local to each transaction, so that poolers and defaults of roles or databases do not matter.
 _SETTINGS = b"""SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
 set_config('idle_in_transaction_session_timeout', %s, true), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
-WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"""
+WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true),
+set_config('client_min_messages', 'warning', true)"""
 # Whatever a role defaults to. A reader's statements have to see one moment, a writer's what stands by their time.
 _READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -97,19 +98,14 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._texts: dict[tuple[bytes, tuple[Any, ...]], str] = {}
-        self._is_unconfirmed = False
+        self.is_confirmed = True
         self.add_notice_handler(self._note)
 
     def _note(self, notice: psycopg.errors.Diagnostic) -> None:
-        # By the server's own file: the words depend on its language.
+        # A cancelled wait for synchronous standbys ends in a warning alone. It is known by the server's own file, since
+        # the words depend on the server's language.
         if (notice.source_file or "").endswith("syncrep.c"):
-            self._is_unconfirmed = True
-
-    def check_confirmed(self) -> None:
-        """Refuses a commit whose wait for synchronous standbys was cancelled: the server says so in a warning alone."""
-        if self._is_unconfirmed:
-            self._is_unconfirmed = False
-            raise _UnconfirmedCommitError("not on the standbys")
+            self.is_confirmed = False
 
     def text_of(self, queries: Sequence[Query]) -> str:
         """Returns statements as one text; those that recur were put together before."""
@@ -326,13 +322,15 @@ class TransactionLock:
     def _ask(self, queries: Sequence[Query]) -> tuple[Answers, list[int]]:
         """Sends statements in one go; returns the rows of each, and how many it read or wrote."""
         connection = self._connection
+        connection.is_confirmed = True  # whatever an interrupt left behind
         cursor = connection.execute(connection.text_of(queries).encode())
         rows, counts = [], []
         for _ in queries:
             rows.append(cursor.fetchall() if cursor.description else [])
             counts.append(cursor.rowcount)
             cursor.nextset()
-        connection.check_confirmed()
+        if not connection.is_confirmed:
+            raise _UnconfirmedCommitError("not on the standbys")
         return rows, counts
 
     def read(self, query: Query) -> list[tuple[Any, ...]]:

@@ -761,6 +761,9 @@ def _fault(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Rep
 DEFAULT_CONCURRENCY = 32
 """Calls in flight at once when neither the engine's `max_concurrency` nor that of the run is given."""
 
+MOST_THREADS = 256
+"""Threads that are started where the config of a run, which a client may have sent, allows more calls at once."""
+
 
 _Gates: TypeAlias = tuple[AbstractContextManager[None], FairSemaphore]
 """The gate of the block that limits calls, and the engine's own."""
@@ -779,7 +782,7 @@ class CallPool:
         self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None, *, crew: Crew | None = None
     ) -> None:
         self._model = model
-        self._crew = crew or Crew(1)  # threads that others use too, or as many of its own as calls are allowed at once
+        self._crew = crew or Crew(1)  # threads that others use too, or its own: for each call that is allowed at once
         self._retry = retry
         self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
         self._processes: dict[tuple[int, int], _Process] = {}
@@ -896,7 +899,8 @@ class CallPool:
     def _here(self) -> _Process:
         """Returns the threads and gates of this process, for so many calls at once: neither survive a fork."""
         key = os.getpid(), self.limit
-        return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit, self._crew))
+        threads = self._given or min(self.limit, MOST_THREADS)
+        return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit, self._crew, threads))
 
 
 def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -963,7 +967,7 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
         if not isinstance(error, RuntimeError):  # Ctrl-C
             raise
-        advice = "Raise the limit of threads of this user or container, or end other work in this process."
+        advice = "Raise the limit of threads, end other work here, or give the engine a smaller max_concurrency."
         raise ConfigurationError(
             f"threads: expected to start {size}, found that the system allows fewer. {advice}"
         ) from None
@@ -972,14 +976,14 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
 class _Process:
     """The threads and gates of one process."""
 
-    def __init__(self, limit: int, crew: Crew) -> None:
+    def __init__(self, limit: int, crew: Crew, threads: int) -> None:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
-        self._crew, self._limit = crew, limit
+        self._crew, self._threads = crew, threads
 
     def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
         # Threads for other calls may wait for awaited calls of the loop that a blocking call inside it stops.
-        return self._crew.here(self._limit, inside_a_loop=inside_a_loop)
+        return self._crew.here(self._threads, inside_a_loop=inside_a_loop)
 
 
 def check_whole(name: str, value: object) -> int:

@@ -20,6 +20,7 @@ from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls import call as call_module
 from langchain_dpicl.backends.private_calls.call import CallPool, Crew, OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
@@ -214,8 +215,16 @@ class TestLimit:
         for prompts in (0, 1, 5):
             calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, 8)
             calls.many([request("aaa")] * prompts)
-            started.append(len(calls._here().threads(inside_a_loop=False)._threads))
+            started += [len(pool._threads) for pool in calls._crew._pools.values()]
         assert started == [8, 8, 8]
+
+    def test_the_config_of_a_run_starts_no_million_of_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[int] = []
+        monkeypatch.setattr(call_module, "_start_all", lambda _, size: asked.append(size))
+        calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, None)
+        with limit_concurrency(1_000_000):
+            assert len(calls.many([request("aaa")] * 2)) == 2
+        assert asked == [call_module.MOST_THREADS]
 
     @pytest.mark.parametrize("limit", [1, 2])
     async def test_a_model_with_a_loop_of_its_own_works_below_a_running_one(self, limit: int) -> None:

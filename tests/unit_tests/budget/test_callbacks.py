@@ -136,6 +136,8 @@ def test_a_budget_that_a_config_gives_is_compared_with_the_config_of_the_call() 
     assert resolve_budget({"callbacks": [mine]}, {"tags": ["a"]}) is mine.budget
     with get_privacy_budget_callback(handler=third):
         assert resolve_budget({"tags": ["a"]}, {"callbacks": [other]}) is other.budget
+    with pytest.raises(ConfigurationError, match="tags"):
+        resolve_budget({"tags": "a"}, {"callbacks": [mine]})
 
 
 def test_two_handles_on_one_ledger_are_one_budget() -> None:

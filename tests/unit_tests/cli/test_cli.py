@@ -926,6 +926,10 @@ class TestAnInterruptedRun:
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
         assert ReleasedDemonstrations.load(out) == released("a", "b")
+        released("a", "a").save(out)
+        with pytest.raises(ConfigurationError, match=refused):
+            again(run)
+        released("b", "a").save(out)
         run.result = released("a", "b")
         call.arguments.quiet = True
         again(run)
