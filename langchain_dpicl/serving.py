@@ -191,7 +191,9 @@ class CallOptions:
 
     def coins(self) -> np.random.Generator:
         """Coins of the public sampling."""
-        return np.random.Generator(np.random.PCG64(self.seed))
+        from numpy.random import PCG64, Generator
+
+        return Generator(PCG64(self.seed))
 
 
 def _at_least(name: str, least: int, value: Any) -> int:

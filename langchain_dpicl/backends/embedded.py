@@ -815,7 +815,10 @@ class EmbeddedModel:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = InductionBatch(self._tables, prompts, self._induction)
         place, everything = batch.start(), np.arange(self._tables.size)
-        rng = rng or np.random.Generator(np.random.PCG64())
+        if rng is None:
+            from numpy.random import PCG64, Generator
+
+            rng = Generator(PCG64())
         while True:
             rows = batch.rows(place, everything)
             tokens = _choose(rows, temperature, rng)

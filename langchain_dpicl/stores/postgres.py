@@ -87,7 +87,7 @@ class _SilentServerError(psycopg.OperationalError):
 
 
 class _UnconfirmedCommitError(psycopg.OperationalError):
-    """The server committed, and was told not to wait for its synchronous standbys any longer."""
+    """The server committed, and an administrator ended its wait for synchronous standbys."""
 
 
 class _Connection(psycopg.Connection[tuple[Any, ...]]):

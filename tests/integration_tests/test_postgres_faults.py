@@ -330,7 +330,7 @@ class TestStandbys:
 
     def test_a_commit_whose_wait_was_cancelled_grants_nothing(self) -> None:
         with running(wal_level="replica", max_wal_senders="1") as server, contextlib.ExitStack() as ends:
-            # The server tells of it in a warning, which a role may have switched off.
+            # The server says so in a warning alone, which a role may have switched off.
             conninfo = f"{server.conninfo()} options='-c client_min_messages=error'"
             store = ends.enter_context(PostgresStore.new(conninfo))
             Budget(epsilon=4.0, delta=1e-6, store=store)
