@@ -120,7 +120,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
     with contextlib.suppress(OSError):  # a folder that may not be looked into: the write says so
         is_other = target.exists() and not (target.is_file() or target.is_dir())
     if is_other or os.path.realpath(target.parent) == "/dev":
-        raise _no_file(path, "a device")
+        raise _no_file(path, "a device or a pipe")
     try:
         with part.open("xb") as file:
             file.write(data)

@@ -503,7 +503,9 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
         if config is None:
             budget, config = None, given
         else:
-            budget = resolve_budget(None, given) if _budgets_in(given) and given.get("callbacks") is not None else None
+            check_config(given)
+            has_own = given.get("callbacks") is not None and _budgets_in(given)  # else they are those of the run
+            budget = resolve_budget(None, given) if has_own else None
     own = None if budget is None else budget_of(budget, "budget")
     budgets, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()
@@ -550,9 +552,6 @@ _EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-_ANYTHING: tuple[str, Callable[[Any], bool]] = ("anything", lambda _: True)
-
-
 def check_config(config: Any) -> None:
     """Refuses an invalid RunnableConfig before LangChain reads it: an untrusted client may have sent it."""
     if config is None:
@@ -561,8 +560,10 @@ def check_config(config: Any) -> None:
         msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
         raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
     for key, value in config.items():
-        expected, is_right = _EXPECTED.get(key, _ANYTHING)
-        if value is not None and not is_right(value):
+        if value is None or key not in _EXPECTED:
+            continue
+        expected, is_right = _EXPECTED[key]
+        if not is_right(value):
             found = value if isinstance(value, int) else type(value).__name__
             raise ConfigurationError(f"config[{key!r}]: expected {expected}, found {found}.")
     handlers = config.get("callbacks")
