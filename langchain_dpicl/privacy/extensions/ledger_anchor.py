@@ -130,6 +130,7 @@ class AnchoredWriter(OutageWriter):
         super().__init__(store, header, allowed_wrappers=allowed_wrappers, most_held=most_held)
         self.anchor = anchor
         self._anchored = (-1, "")  # the anchor's line that was last matched with the chain
+        self._is_matched = False  # whether that was the chain which is read now
         self._first = -1  # hashes are kept from this line on
         self._untold: dict[int, str] = {}  # hashes of the lines after the anchor's line, by number
         self._adopts = False  # whether an anchor that does not know the ledger is accepted
@@ -148,6 +149,7 @@ class AnchoredWriter(OutageWriter):
     def _start_anew(self) -> None:
         super()._start_anew()
         self._untold = {}
+        self._is_matched = False
 
     def _may_skip_to(self, seq: int) -> bool:
         return seq <= self._first  # the hashes from the anchor's line on are compared with the anchor, or sent to it
@@ -198,7 +200,7 @@ class AnchoredWriter(OutageWriter):
         self._catch_up_from(max(self._anchored[0], (known or self._anchored)[0]), source)
         if known is None and self._adopts:
             return
-        if known is None or known != self._anchored:
+        if known is None or known != self._anchored or not self._is_matched:
             self._check_known(known, self._head_at(known))
 
     def _catch_up_from(self, first: int, source: LedgerStore | LedgerTransaction) -> None:
@@ -219,7 +221,7 @@ class AnchoredWriter(OutageWriter):
         self._set_anchored(known)
 
     def _set_anchored(self, known: tuple[int, str]) -> None:
-        self._anchored = known
+        self._anchored, self._is_matched = known, True
         self._untold = {seq: head for seq, head in self._untold.items() if seq > known[0]}
 
     def _head_at(self, known: tuple[int, str] | None) -> str | None:

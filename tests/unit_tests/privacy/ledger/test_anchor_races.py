@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import ConfigurationError, LedgerRollbackError, LedgerUnavailableError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
+    PrivacyBudgetExceededError,
+)
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore
+from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore
 from tests.ledgers import budget, share_of, tickets
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
@@ -179,3 +184,26 @@ def test_what_is_no_store_is_refused(wrong: Any) -> None:
     for act in (lambda: budget(store=wrong), lambda: Budget.open(wrong)):
         with pytest.raises(ConfigurationError, match="expected a LedgerStore"):
             act()
+
+
+@pytest.mark.parametrize("why", ["refused", "out"])
+def test_a_copy_behind_a_line_that_was_matched_and_not_flushed_grants_nothing(why: str) -> None:
+    anchor, store = DictAnchor(), EarlyStore()
+    there = share_of(budget(store=store, anchor=anchor))
+    there.reserve("t")  # lines 1 and 2
+    here = share_of(Budget.open(store, anchor=anchor))  # another process: line 2 is the last one it waited for
+    backup = store.snapshot()
+    for _ in range(3):
+        there.reserve("t")  # lines 3 to 5, in the anchor too
+    if why == "refused":  # its transaction reads the anchor (line 5) and ends without a flush
+        with pytest.raises(PrivacyBudgetExceededError):
+            here.reserve("t", count=10)
+    else:  # the server dies before the flush, and a standby that lags takes over
+        store.at_flush = lambda: (_ for _ in ()).throw(UNAVAILABLE)
+        with pytest.raises(LedgerUnavailableError):
+            here.reserve("t")
+        store.at_flush = lambda: None
+    store.restore(backup)
+    store.on_disk = len(backup)
+    with pytest.raises(LedgerRollbackError):
+        here.reserve("t")
