@@ -120,7 +120,8 @@ def anchor_problems(anchor: LedgerAnchor, header: LedgerHeader, store: LedgerSto
     seq, head = known
     line = _line(store, seq)
     if head != (header.digest if seq == 0 else line and line.hash):
-        yield f"anchor: {anchor.description} has seen line {seq}, which is gone or changed: an older copy, or a fork"
+        what = f"anchor: {anchor.description} has seen line {seq}, which is gone or changed: an older copy, or a fork"
+        yield f"{what}. Restore the ledger itself"
 
 
 def _line(store: LedgerStore, seq: int) -> LedgerRecord | None:

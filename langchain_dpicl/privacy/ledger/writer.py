@@ -381,7 +381,8 @@ class LedgerWriter:
             self._apply_new(source)
             return
         raise LedgerRollbackError(
-            f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
+            f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted. Restore the "
+            "ledger itself, not an older copy of it."
         )
 
     def _take_snapshot(self) -> None:
