@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import NextTokenBackend, Token
-from langchain_dpicl.exceptions import DPICLError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 
 class FairSemaphore:
@@ -555,6 +555,27 @@ def calls_at_once(engine: object) -> int:
     return found if type(found) is int else 1
 
 
+def start_thread(action: Callable[[], object], *, name: str) -> threading.Thread | None:
+    """Starts a thread with a copy of the caller's context; returns None where the system has no room for it."""
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(action,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
+def start_calls(engine: object) -> None:
+    """Starts the threads of an engine that makes calls: also where no row is asked, which they would tell otherwise.
+
+    Where the system has no room for them, calls go without.
+    """
+    start = getattr(engine, "start_calls", None)
+    if start is not None:
+        with suppress(ConfigurationError):
+            start()
+
+
 @dataclass(slots=True)
 class Outage:
     """Whether the last public call of a component failed; its public prompts go first until one succeeds."""
@@ -649,17 +670,17 @@ class AskBeside:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            aside = threading.Thread(
-                target=contextvars.copy_context().run, args=(self.public.try_once,), name="dpicl-public", daemon=True
-            )
-            aside.start()
+            aside = start_thread(self.public.try_once, name="dpicl-public")
+            if aside is None:
+                self.public.try_once()
+            wait = bool if aside is None else aside.join
             try:
                 rows: OpaqueRows = self.rows.run()
             except Exception:
-                aside.join()
+                wait()
                 raise
             with dropped(rows):
-                aside.join()
+                wait()
         else:  # the loop is stopped here, and what a thread waits for may be one of its calls
             self.public.try_once()
             rows = self.rows.run()

@@ -800,9 +800,11 @@ class CallPool:
         return self._model
 
     def start(self) -> None:
-        """Starts the threads that it shares with others, so that a process without room for them fails here."""
-        here = self._here()
-        here.threads(inside_a_loop=self._gates(None)[1] is not here.gate)
+        """Starts the threads that blocking calls need; raises ConfigurationError where the system has no room for them.
+
+        Call it also where there is nothing to ask: whether they run would tell that.
+        """
+        self._threads(self._gates(call_limit()))
 
     def one(self, request: Request) -> Reply:
         """Makes one call, with the retries of the engine's policy."""
@@ -828,13 +830,16 @@ class CallPool:
         """Makes independent calls; replies come in the order of the requests.
 
         With a limit of 1 calls run in this thread, unless an event loop runs in it: a model that runs a loop of its own
-        works only in another thread then. Only the public limit decides this, never the number of requests, which
-        may be private.
+        works only in another thread then. Where the system has no room for threads, all run in this one. The number of
+        requests, which may be private, never decides this.
         """
-        allowed, stop = call_limit(), call_stop()
-        gates = self._gates(allowed)
-        limit = self.limit if allowed is None else min(self.limit, allowed.most)
-        if limit == 1 and gates[1] is self._here().gate:
+        stop = call_stop()
+        gates = self._gates(call_limit())
+        try:
+            threads = self._threads(gates)
+        except ConfigurationError:
+            threads = None
+        if threads is None:
             return [self._through(gates, request, stop) for request in requests]
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))
@@ -847,9 +852,7 @@ class CallPool:
                     return
                 replies[place] = self._through(gates, request, stop)
 
-        here = self._here()
-        threads = here.threads(inside_a_loop=gates[1] is not here.gate)
-        futures = [threads.submit(work) for _ in range(min(limit, len(waiting)))]
+        futures = [threads.submit(work) for _ in range(min(self._at_once(), len(waiting)))]
         try:
             for future in futures:
                 future.result()
@@ -861,8 +864,6 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`: no more tasks than calls are allowed at once, as others can count tasks."""
-        allowed = call_limit()
-        limit = self.limit if allowed is None else min(self.limit, allowed.most)
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))
 
@@ -872,10 +873,21 @@ class CallPool:
                 replies[place] = await self.aone(request)
 
         try:
-            await asyncio.gather(*(_task(work()) for _ in range(min(limit, len(waiting)))))
+            await asyncio.gather(*(_task(work()) for _ in range(min(self._at_once(), len(waiting)))))
         finally:
             waiting.clear()
         return [replies[place] for place in range(len(requests))]
+
+    def _at_once(self) -> int:
+        """Returns how many calls may be in flight at once here, in the block of a run's limit."""
+        allowed = call_limit()
+        return self.limit if allowed is None else min(self.limit, allowed.most)
+
+    def _threads(self, gates: _Gates) -> ThreadPoolExecutor | None:
+        """Returns the threads of blocking calls; None: calls run one after the other, in this thread."""
+        here = self._here()
+        inside_a_loop = gates[1] is not here.gate
+        return None if self._at_once() == 1 and not inside_a_loop else here.threads(inside_a_loop=inside_a_loop)
 
     def _through(self, gates: _Gates, request: Request, stop: threading.Event | None) -> Reply:
         outer, inner = gates
@@ -923,6 +935,10 @@ class SilentEngine:
     def name(self) -> str:
         """Public name of the model, for reports."""
         return self._model.name
+
+    def start_calls(self) -> None:
+        """Starts the threads of blocking calls; see `CallPool.start`."""
+        self._calls.start()
 
 
 class Crew:

@@ -105,6 +105,10 @@ class SilentEmbeddings:
         """Whether the probe's row has numbers other than 0, one in eight at most; public: nothing private decides."""
         return self._is_sparse
 
+    def start_calls(self) -> None:
+        """Starts the threads of blocking calls; see `CallPool.start`."""
+        self._calls.start()
+
     def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
         """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""
         return self._stack(self._calls.many([_request(text) for text in texts]))

@@ -17,7 +17,7 @@ from langchain_dpicl.backends.langchain.texts import stops_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, check_whole
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.rows import arun_guarded, fits
-from langchain_dpicl.backends.sync_async import Effect
+from langchain_dpicl.backends.sync_async import Effect, start_calls
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 MOST_CHARACTERS = 16_384
@@ -278,6 +278,9 @@ class AnswerReader(Protocol):
     async def arows(self, texts: Sequence[Box]) -> Rows:
         """Async twin of `rows`."""
 
+    def start_calls(self) -> None:
+        """Starts the threads of the calls that `rows` makes, also where there is no text."""
+
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _EmbeddedAnswers:
@@ -294,6 +297,9 @@ class _EmbeddedAnswers:
 
     async def arows(self, texts: Sequence[Box]) -> Rows:
         return await self.embeddings.arows(texts)
+
+    def start_calls(self) -> None:
+        start_calls(self.embeddings)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -312,6 +318,9 @@ class _KeywordAnswers:
     async def arows(self, texts: Sequence[Box]) -> Rows:
         return self.rows(texts)
 
+    def start_calls(self) -> None:
+        """Does nothing: reading makes no calls."""
+
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AnswerRequest:
@@ -329,6 +338,8 @@ class _AnswerRequest:
         return await arun_guarded(self._arows) or OpaqueRows(self._zeros())
 
     def _rows(self) -> OpaqueRows:
+        start_calls(self.engine)
+        self.reader.start_calls()
         answers = _scatter(self.prompts, _each(self._answers, _present(self.prompts), _fit_answers))
         rows = _each(self.reader.rows, _present(answers), self._fit_rows)
         return self._boxed(answers, rows)

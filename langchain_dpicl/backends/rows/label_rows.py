@@ -31,6 +31,7 @@ from langchain_dpicl.backends.sync_async import (
     calls_at_once,
     concurrency_limit,
     public_call,
+    start_calls,
 )
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
@@ -532,6 +533,7 @@ class LabelRows:
         other: bool = False,
     ) -> None:
         labels = check_verbalizers(verbalizers)
+        self._engine = engine
         self._scorer = label_scorer(engine, labels, other=other)
         self._other = bool(other)
         if calibrate and self._scorer.kind == "text votes":
@@ -572,7 +574,8 @@ class LabelRows:
         Args:
           prompts: PRIVATE; see `Prompts`. Without calibration only the first prompt of a row is scored.
         """
-        return _LabelRequest(self._scorer, prompts if self._calibrate else tuple([row and row[:1] for row in prompts]))
+        asked = prompts if self._calibrate else tuple([row and row[:1] for row in prompts])
+        return _LabelRequest(self._engine, self._scorer, asked)
 
     def request_public_rows(self, prompts: Sequence[tuple[str, ...]]) -> Effect:
         """Returns the effect that computes float64[prompts, width] after PUBLIC prompts; zeros: no label is named.
@@ -621,6 +624,7 @@ class LabelRows:
 class _LabelRequest:
     """Computes the private rows of one release, for the aggregation alone."""
 
+    engine: object
     scorer: Scorer
     prompts: Prompts
     is_answered: bool = field(default=False)
@@ -653,6 +657,7 @@ class _LabelRequest:
         return [text for row in self.prompts if row for text in row]
 
     def _rows(self) -> OpaqueRows:
+        start_calls(self.engine)
         texts = self._texts()
         found = run_guarded(lambda: self._score(texts)) if texts else self._empty(0)
         if found is None:

@@ -22,14 +22,14 @@ from langchain_dpicl.backends.embedded import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, check_whole
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.rows import arun_guarded
-from langchain_dpicl.backends.sync_async import Effect, run_in_thread
+from langchain_dpicl.backends.sync_async import Effect, run_in_thread, start_calls
 from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
 Votes: TypeAlias = NDArray[np.float32]
 _Single: TypeAlias = NDArray[np.float32]
 _Held: TypeAlias = NDArray[Any]
-"""The direction of a text as it is kept: float32[dimension], or int32[2, numbers] of `_SparseMatrix`."""
+"""The direction of a text as it is kept: float32 or int16[dimension], or int32[2, numbers] of `_SparseMatrix`."""
 
 _WHOLE = 2.0**20
 """Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
@@ -189,6 +189,7 @@ class NearestRows(PrivateDirections):
 
     def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
         """Returns the votes; private, to be called below `run_guarded`."""
+        start_calls(self.embeddings)
         texts = self._distinct(units)
         for new in self._new(texts):
             self._note(new, self.embeddings.rows(list(new.values())))
@@ -350,7 +351,7 @@ class _DirectionMatrix(Opaque):
     Attributes:
       source: whose texts they are, where the matrix is kept.
       version: of these texts.
-      directions: float32[texts, dimension] of whole numbers.
+      directions: int16[texts, dimension] of whole numbers: reading them is what takes a query's time.
       rows: the row of each text, by its hash.
       squares: float64[texts], of their lengths.
       owners: int64[3, owned texts]: the place of a unit, which of its texts, and its row; by place, then text.
@@ -375,8 +376,10 @@ class _DirectionMatrix(Opaque):
         self._fill([known[name] for name in rows])
 
     def _fill(self, rows: Sequence[_Held]) -> None:
-        self.directions: NDArray[Any] = np.array(rows or np.zeros((0, 0)), dtype=np.float32)
-        self.squares: Rows = np.einsum("ij,ij->i", self.directions, self.directions).astype(np.float64)
+        self.directions: NDArray[Any] = np.array(rows or np.zeros((0, 0)), dtype=np.int16)
+        self.squares: Rows = self._of_blocks(lambda block, out: np.einsum("ij,ij->i", block, block, out=out)).astype(
+            np.float64
+        )
 
     def part(self, row: int) -> _Held:
         """Returns the direction of one text, without a copy."""
@@ -391,10 +394,18 @@ class _DirectionMatrix(Opaque):
 
     def _products(self, query: _Single) -> _Single:
         """Returns float32[texts], the products with a query, exact in any order."""
-        step = max(1, _AT_ONCE // len(query))
-        return np.concatenate(
-            [self.directions[first : first + step] @ query for first in range(0, len(self.directions), step)]
-        )
+        return self._of_blocks(lambda block, out: np.dot(block, query, out=out))
+
+    def _of_blocks(self, fill: Callable[[_Single, _Single], object]) -> _Single:
+        """Returns float32[texts], which `fill` writes for each block of directions, float32[some, dimension]."""
+        count, dimension = self.directions.shape
+        step = max(1, _AT_ONCE // max(1, dimension))
+        block, made = np.empty((min(step, count), dimension), dtype=np.float32), np.empty(count, dtype=np.float32)
+        for first in range(0, count, step):
+            own = self.directions[first : first + step]
+            np.copyto(block[: len(own)], own)
+            fill(block[: len(own)], made[first : first + step])
+        return made
 
 
 class _SparseMatrix(_DirectionMatrix):
@@ -502,6 +513,7 @@ class SimilarTexts(PrivateDirections):
         """Returns the units with near texts; private: call below `run_guarded`. `is_all`: no others have texts."""
         version, kept = units.version, self._up_to_date(units)
         if kept is None or kept.missing:
+            start_calls(self.embeddings)
             named, texts = self._named(units, kept)
             for new in self._new(texts, most=_EMBEDDED):
                 self._note(new, self.embeddings.rows(list(new.values())))
@@ -530,7 +542,7 @@ class SimilarTexts(PrivateDirections):
     @override
     def _packed(self, directions: Sequence[Rows]) -> Sequence[_Held]:
         if not self.embeddings.is_sparse:
-            return super()._packed(directions)
+            return list(np.array(directions, dtype=np.int16))
         places = [row.nonzero()[0] for row in directions]
         packed = [np.array([own, row[own]], dtype=np.int32) for row, own in zip(directions, places, strict=True)]
         borders = np.cumsum([own.size for own in places])[:-1]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -34,6 +34,8 @@ from langchain_dpicl.backends.sync_async import (
     bare,
     public_call,
     public_failure,
+    start_calls,
+    start_thread,
     stopping_calls,
 )
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
@@ -100,6 +102,7 @@ class RowSource:
 
     def score(self, domain: tuple[Token, ...]) -> OpaqueRows:
         """Returns float64[prompts, d], boxed; a row that abstains or failed is zeros."""
+        start_calls(self.backend)
         if not self._live():
             return self._spread(None, domain)
         return self._spread(run_guarded(lambda: self._open().score(domain)), domain)
@@ -112,6 +115,7 @@ class RowSource:
 
     def report(self) -> OpaqueRows:
         """Returns the replies of a session that asks before the candidates are known, boxed; None: there are none."""
+        start_calls(self.backend)
         return OpaqueRows(run_guarded(lambda: self._reporting().report()) if self._live() else None)
 
     async def areport(self) -> OpaqueRows:
@@ -459,19 +463,14 @@ class Together:
                 _check_stop(outcomes)
             return
         with stopping_calls():
-            threads = [
-                threading.Thread(
-                    target=contextvars.copy_context().run, args=(one, place), name="dpicl-together", daemon=True
-                )
-                for place in places[1:]
-            ]
-            for thread in threads:
-                thread.start()
             try:
-                one(places[0])
-                _check_stop(outcomes)
-                for thread in threads:
-                    thread.join()
+                threads = {place: start_thread(partial(one, place), name="dpicl-together") for place in places[1:]}
+                for place in [places[0], *(place for place, thread in threads.items() if thread is None)]:
+                    one(place)
+                    _check_stop(outcomes)
+                for thread in threads.values():
+                    if thread is not None:
+                        thread.join()
                 _check_stop(outcomes)
             except BaseException:
                 with lock:

@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
+from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, Rows
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls import call as call_module
 from langchain_dpicl.backends.private_calls.call import CallPool, Crew, OpaqueValue, Request, RetryPolicy, silence
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, SimilarTexts
+from langchain_dpicl.backends.rows.rows import RowRequest, RowSource
 from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
 from langchain_dpicl.exceptions import ModelCallError
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
@@ -217,6 +223,60 @@ class TestLimit:
             calls.many([request("aaa")] * prompts)
             started += [len(pool._threads) for pool in calls._crew._pools.values()]
         assert started == [8, 8, 8]
+
+    @pytest.mark.parametrize("limit", [1, 8])
+    @pytest.mark.parametrize("kind", ["labels", "tokens", "answers", "nearest", "similar"])
+    def test_whether_there_is_a_row_does_not_choose_how_many_threads_start(self, kind: str, limit: int) -> None:
+        started = []
+        for count in (0, 2):
+            texts = TextVoteBackend(FakeListChatModel(responses=["card"]), max_concurrency=limit)
+            tokens = LangChainBackend(ScriptedChat(answer=ANSWERS), max_concurrency=limit)
+            embeddings = SilentEmbeddings(LocalEmbeddings(), max_concurrency=limit)
+            rows: list[Any] = ["aaa"] * count + [None]
+            units = [("aaa",)] * count + [()]
+            near = Candidates(("a",), np.ones((1, embeddings.dimension)))
+            labels = LabelRows(texts, [["card"], ["cash"]], calibrate=False)
+            asks: dict[str, Any] = {
+                "labels": labels.ask(tuple(row and (row,) for row in rows)),
+                "tokens": RowRequest(RowSource(tokens, tuple(rows), []), (b" card",)),
+                "answers": AnswerRows.embedded(texts, embeddings, max_tokens=2).ask(rows),
+                "nearest": NearestRows(embeddings).ask(units, near),
+                "similar": SimilarTexts(embeddings, threshold=0.5).ask(units, near.directions[0]),
+            }
+            asks[kind].run()
+            pools = [pool for each in (texts, tokens, embeddings) for pool in each._calls._crew._pools.values()]
+            started.append([len(pool._threads) for pool in pools])
+        assert started[0] == started[1]
+        assert set(started[0]) == ({limit} if limit > 1 else set())
+
+    @pytest.mark.parametrize("room", [0, 1, 5])
+    def test_where_no_more_threads_start_an_answer_is_right_all_the_same(
+        self, room: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows that fail together would leave an answer of noise alone, which is paid for and looks like another."""
+        start, left = threading.Thread.start, [room]
+
+        def with_little_room(thread: threading.Thread) -> None:
+            if thread.name.startswith("dpicl"):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", with_little_room)
+        records = [{"text": f"declined {number}", "queue": "card"} for number in range(100)]
+        voter = DPVotingRunnable.from_private_examples(
+            PrivateExamples(records, label_key="queue", labels=("card", "cash"), public_size=100),
+            llm=FakeListChatModel(responses=["card"]),
+            budget=Budget(epsilon=50.0, delta=1e-6),
+            epsilon=40.0,
+            max_queries=2,
+            rows=Rows(slots=20, shots=4),
+            answers=LabelAnswers(votes="text"),
+        )
+        found = voter.with_receipts().invoke("why?")
+        assert (found.label, found.receipt.tickets, voter.queries_left) == ("card", 1, 1)
+        assert left[0] < 0
 
     def test_the_config_of_a_run_starts_no_million_of_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[int] = []
