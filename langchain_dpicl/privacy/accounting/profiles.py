@@ -80,7 +80,9 @@ def randomised_response(epsilon: float, count: int = 1) -> Profile:
 
     minority = np.arange(count // 2 + 1, dtype=np.float64)
     log_choose = -math.log1p(count) - betaln(count - minority + 1.0, minority + 1.0)
-    log_probs = log_choose - minority * epsilon - count * math.log1p(math.exp(-epsilon))
+    # More than the rounding of `betaln` can take away, which subtracts numbers as large as lgamma(count).
+    lost = 8.0 * math.ulp(math.lgamma(count + 2.0))
+    log_probs = lost + log_choose - minority * epsilon - count * math.log1p(math.exp(-epsilon))
     losses = (count - 2.0 * minority) * epsilon
     # decayed[m] = sum_{j <= m} probs[j] e^{losses[m] - losses[j]}, the slope of the curve below losses[m]
     decayed = np.exp(np.logaddexp.accumulate(log_probs - losses) + losses)

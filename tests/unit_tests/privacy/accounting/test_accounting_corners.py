@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -113,3 +114,23 @@ def test_two_worlds_are_no_further_apart_than_pinsker_says_nor_than_bretagnolle_
     apart = _profiles.zcdp(rho).up(np.array([0.0]))[0]
     assert 0.5 * min(math.sqrt(rho / 2), 1.0) < apart <= math.sqrt(rho / 2) * (1 + 1e-9)
     assert apart <= math.sqrt(1 - math.exp(-rho)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("count", [5, 190_006, 190_007])
+def test_many_pure_steps_are_never_priced_below_the_truth(count: int) -> None:
+    """Binomials of such counts are differences of numbers near 2e6, and lose their last digits."""
+    low, high = 0.0, 1.0
+    for _ in range(60):  # `low`: the largest step that is priced at 1
+        profile = _profiles.randomised_response(middle := (low + high) / 2, count)
+        low, high = (middle, high) if _profiles.solve(profile.up, 1e-6, profile.top_up) <= 1.0 else (low, middle)
+    with localcontext(Context(prec=60, Emin=-(10**15), Emax=10**15)):
+        decay = (-Decimal(low)).exp()
+        share, delta = (1 / (1 + decay)) ** count, Decimal(0)
+        fall, grow = (1 - count * Decimal(low)).exp(), (2 * Decimal(low)).exp()  # e^(1 - loss)
+        for minority in range(count + 1):
+            if fall >= 1:
+                break
+            delta += share * (1 - fall)
+            share, fall = share * (count - minority) / (minority + 1) * decay, fall * grow
+    assert delta <= Decimal("1e-6")
+    assert delta > Decimal("0.999e-6")
