@@ -560,13 +560,10 @@ class DraftRun(ReleaseRun[Item, Result]):
                 for number, segment in enumerate(self._script.segments)
             }
         if deals is not None:
-            events.tickets += deals.reserve(draft.label)
             for number, tickets in draft.tickets.items():
                 # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
                 tickets[0].owed = int(deals.left(draft.label, draft.number, number) > 0)
-            return lambda draft, _length, _ticket, name, known: deals.open(
-                draft.label, draft.number, draft.segment, **blocks.shown(draft, name, known)
-            )
+            return partial(self._open_dealt, deals, events)
         for number, tickets in draft.tickets.items():
             for block in tickets:
                 if block.owed and block.reservation is None:
@@ -584,16 +581,26 @@ class DraftRun(ReleaseRun[Item, Result]):
             yield block
             self._keep(draft, ticket)
 
+    def _open_dealt(
+        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, _: int, __: object, *shown: Any
+    ) -> AbstractContextManager[ReleaseBlock]:
+        # Behind the first public answer: the ticket pays for all texts of a label and cannot be given back.
+        events.tickets += deals.reserve(draft.label)
+        return deals.open(draft.label, draft.number, draft.segment, **self._blocks.shown(draft, *shown))
+
     def _keep(self, draft: PartialText, *tickets: Reservation) -> None:
         """Writes into the journal what was released of a text since its last line."""
         key, state = (draft.label, draft.number), _state_of(draft)
         before = self._kept.get(key, _state_of(PartialText(None)))
         if self._journal is None or state == before:
             return
-        self._kept[key] = state
         at = len(before["tokens"]) if before["segment"] == state["segment"] else 0
         line = {"label": draft.label, "number": draft.number, **state, "tokens": state["tokens"][at:], "at": at}
-        self._record(line, *tickets)
+        try:
+            self._record(line, *tickets)
+        finally:
+            if self._journal.holds(line):  # also where it waits for the next `flush`; Ctrl-C may have come before
+                self._kept[key] = state
 
     def _resume(self) -> None:
         super()._resume()

