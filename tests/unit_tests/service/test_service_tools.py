@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ import uvicorn
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from langchain_dpicl.backends.sync_async import Call
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.service.service import Keys, Service, Tenant
 from langchain_dpicl.service.tools import create_app, create_server
@@ -105,6 +107,32 @@ async def test_the_words_of_a_foreign_error_are_nowhere(
     assert refused(found) == "fault"
     assert "ValueError" in caplog.text
     assert CANARY not in str(found) + caplog.text
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_a_question_that_is_cancelled_behind_its_charge_is_logged_as_charged(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    charged, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def released(self: Any, query: str, prepared: Any, ticket: Any, *_: object) -> Iterator[Any]:
+        ticket.burn()
+        loop.call_soon_threadsafe(charged.set)
+        yield Call(lambda: None, lambda: asyncio.sleep(3600))
+
+    monkeypatch.setattr(type(service.doors["ask"]), "_released", released)
+    # This mode speaks through streams, as over standard input; the other one calls the server's functions.
+    async with Client(create_server(service, Tenant("acme")), mode="legacy") as client:
+        asked = asyncio.ensure_future(client.call_tool("ask", {"question": "card?"}))
+        await charged.wait()
+        if how == "cancelled":
+            asked.cancel()
+            await asyncio.wait({asked})
+    await asyncio.gather(asked, return_exceptions=True)
+    assert service.budget.budget.tenants()["ask"] == {"acme": 1}
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert (line["event"], line["error"], line["tickets"]) == ("charged", "CancelledError", 1)
 
 
 async def test_free_answers_and_retrieved_ones_are_tools_too(monkeypatch: pytest.MonkeyPatch) -> None:
