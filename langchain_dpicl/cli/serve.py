@@ -173,6 +173,9 @@ def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
     """Returns the settings of a component; a table of its own stands in place of a shared one."""
     with _named(name):
         settings = settings_of({**shared, **_tables(name, table)}, methods=_METHODS[name])
+        if given := sorted(settings.budget.to_dict()):
+            advice = "All components spend the service's ledger: give epsilon in the component's own table."
+            raise fail("budget", "no table, as the limits are the ledger's", given, advice)
         if settings.get("epsilon") is None:
             raise fail("epsilon", "this component's share of the ledger", None)
         if settings.data.file is None:
@@ -282,8 +285,8 @@ def _component(name: str, settings: Settings, limits: ServiceLimits, *, private:
     more: dict[str, Any] = {"serving": serving, "component": settings.get("component") or name}
     if settings.model.embeddings is not None:
         embeddings = load_embeddings(settings.model.embeddings)
-        for option in ("retrieval", "answers"):
-            value = settings.get(option)
+        usual = EmbeddingAnswers() if settings.method == "free_form" else None  # what no table stands for
+        for option, value in (("retrieval", settings.get("retrieval")), ("answers", settings.get("answers", usual))):
             if isinstance(value, (Retrieval, EmbeddingAnswers)) and value.embeddings is None:
                 more[option] = value.replace(embeddings=embeddings)
     return settings.door(private, **given, **{**rehearsed(settings), **more})
