@@ -357,7 +357,8 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     """Serves until it is stopped; returns the exit code."""
     needed("fastapi", "uvicorn", extra="serve")
     app = read_app(arguments.config, arguments.ledger)
-    _check_workers(app, arguments.workers)
+    if arguments.workers > 1:
+        _check_balances(app, "with several workers")
     with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name, _bound(arguments) as listening:
         serve = functools.partial(_serve, app, Path(name), listening)
         if arguments.workers == 1:
@@ -507,13 +508,13 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _check_workers(app: App, workers: int) -> None:
-    """Refuses workers that would each have balances of their own."""
+def _check_balances(app: App, where: str) -> None:
+    """Refuses processes that would each have balances of their own: the share pays for those of one."""
     settings = app.doors.get("retrieve_and_answer")
     retrieval = None if settings is None else settings.get("retrieval")
-    if workers > 1 and retrieval is not None and retrieval.balances is None:
-        advice = "They share the balances of the documents in a file."
-        raise fail("retrieve_and_answer.retrieval.balances", "a file, with several workers", None, advice)
+    if retrieval is not None and retrieval.balances is None:
+        advice = "All processes share the balances of the documents in a file."
+        raise fail("retrieve_and_answer.retrieval.balances", f"a file, {where}", None, advice)
 
 
 def log_charges() -> None:
@@ -546,6 +547,8 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
 
     app = read_app(arguments.config, arguments.ledger)
     tenant = None if arguments.http else _only_tenant(app, arguments.tenant)
+    if tenant is not None:
+        _check_balances(app, "over standard input, where each session is a process")
     tenants = Keys({}) if tenant is not None else _keys(app.tenants)
     log_charges()
     budget = open_ledger(app)

@@ -31,7 +31,7 @@ from langchain_dpicl.service.tools import create_app, create_server
 from tests import ledgers
 from tests.faults.storms import free_form_component, retrieval_component, voting_component
 from tests.free_form_doubles import budget_of
-from tests.served import CANARY, KEYS, new_folder, new_ledger, running
+from tests.served import CANARY, FREE_ANSWERS, KEYS, change, new_folder, new_ledger, running
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = {"ask", "demonstrations", "budget"}
@@ -219,6 +219,27 @@ def test_over_standard_input_somebody_has_to_be_named(config: Path, capsys: pyte
     for more in ((), ("--tenant", "nobody")):
         assert main(["mcp", "budget.db", "--config", str(config), *more]) == 2
         assert "one of ['acme', 'globex']" in capsys.readouterr().err
+
+
+def test_sessions_over_standard_input_share_the_balances_of_documents_or_are_refused(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    new_ledger("budget.db")
+    sessions: list[str] = []
+
+    async def noted(_: Service, tenant: Tenant) -> None:
+        sessions.append(tenant.name)
+
+    monkeypatch.setattr("langchain_dpicl.service.tools.serve_stdio", noted)
+    command = ["mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
+    assert main(command) == 2
+    assert "balances: expected a file, over standard input" in capsys.readouterr().err
+    assert not sessions
+    change(config, "slots = 4}", 'slots = 4, balances = "balances.db"}')
+    change(config, "[data]", '[data]\nunit_key = "text"')  # a position is another document in another process
+    assert main(command) == 0
+    assert sessions == ["acme"]
 
 
 def test_a_missing_package_is_named(
