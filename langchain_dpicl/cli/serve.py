@@ -555,17 +555,34 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     try:
         service = built(app, budget, tenants)
         if tenant is not None:
+            signal.signal(signal.SIGTERM, lambda *_: _leave(service))
+            _end_with_terminal()
             asyncio.run(serve_stdio(service, tenant))
             return DONE
         import uvicorn
 
         complain(f"serving {', '.join(service.offered)} at http://{arguments.host}:{arguments.port}/mcp")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+        _end_with_terminal()
         how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
         uvicorn.run(create_app(service, host=arguments.host), **how)
         return DONE
     finally:
         budget.budget.close()
+
+
+def _leave(service: Service) -> None:
+    """Closes the ledger and ends the process, whose thread that reads standard input waits for another line."""
+
+    def close() -> None:
+        try:
+            service.close()
+        finally:
+            os._exit(DONE)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # In a thread of its own: what the signal interrupts may hold a lock of the ledger.
+    threading.Thread(target=close).start()
 
 
 def _only_tenant(app: App, name: str | None) -> Tenant:

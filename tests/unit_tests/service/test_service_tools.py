@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,9 +27,11 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from langchain_dpicl.backends.sync_async import Call
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.service.service import Keys, Service, Tenant
 from langchain_dpicl.service.tools import create_app, create_server
+from langchain_dpicl.stores import open_store
 from tests import ledgers
 from tests.faults.storms import free_form_component, retrieval_component, voting_component
 from tests.free_form_doubles import budget_of
@@ -198,20 +202,47 @@ def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: st
     assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=both, timeout=300).status_code == 401
 
 
-@pytest.mark.loopback
-async def test_over_standard_input_the_command_says_for_whom_it_answers(config: Path) -> None:
+def over_standard_input(config: Path) -> StdioServerParameters:
+    """The command for acme, on a new ledger. Neither key is set there: none is needed."""
     new_ledger("budget.db")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
     arguments = ["-c", code, "mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
-    # Neither key is set there: none is needed.
-    command = StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
+    return StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
+
+
+@pytest.mark.loopback
+async def test_over_standard_input_the_command_says_for_whom_it_answers(config: Path) -> None:
+    command = over_standard_input(config)
     async with Client(command, read_timeout_seconds=120) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
         assert answered(await client.call_tool("ask", {"question": "card?"}))["source"] == "release"
         shown = answered(await client.call_tool("budget"))
         assert (shown["tenant"], shown["components"]["ask"]["yours_used"]) == ("acme", 1)
         assert refused(await client.call_tool("ask", {"question": "?", "tenant": "globex"})) == "tenant_given"
+
+
+def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standard_input(config: Path) -> None:
+    command = over_standard_input(config)
+    who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    asked = {"name": "ask", "arguments": {"question": "card?"}}
+    messages = [
+        {"id": 1, "method": "initialize", "params": who},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": asked},
+    ]
+    with subprocess.Popen(
+        [command.command, *command.args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=command.env, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.writelines(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages)
+        process.stdin.flush()
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
+        process.terminate()
+        assert process.wait(timeout=300) == 0  # its standard input is still open
+    with open_store("budget.db") as store:
+        assert Budget.open(store).dangling() == ()
 
 
 def test_over_standard_input_somebody_has_to_be_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +263,7 @@ def test_sessions_over_standard_input_share_the_balances_of_documents_or_are_ref
         sessions.append(tenant.name)
 
     monkeypatch.setattr("langchain_dpicl.service.tools.serve_stdio", noted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
     command = ["mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
     assert main(command) == 2
     assert "balances: expected a file, over standard input" in capsys.readouterr().err
