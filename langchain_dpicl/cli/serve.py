@@ -385,18 +385,25 @@ _QUIET: Mapping[str, Any] = {"log_level": "warning", "access_log": False, "serve
 
 def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str], object]) -> int:
     """Builds what is served, says where, and serves it in this process until a signal ends it."""
-    import uvicorn
-
     from langchain_dpicl.service.web import create_app
 
     # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
     _end_with_terminal()
     running = running_of(app, folder)
+    return _listen(create_app(running), running.service, listening, say)
+
+
+def _listen(
+    asked: Any, service: Service, listening: socket.socket, say: Callable[[str], object], *, path: str = ""
+) -> int:
+    """Says where an application is, and serves it in this process until a signal ends it."""
+    import uvicorn
+
     host, port = listening.getsockname()[:2]
-    say(f"serving {', '.join(running.service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}")
+    say(f"serving {', '.join(service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     log_charges()
-    config = uvicorn.Config(create_app(running), timeout_graceful_shutdown=_GRACE, **_QUIET)
+    config = uvicorn.Config(asked, timeout_graceful_shutdown=_GRACE, **_QUIET)
     uvicorn.Server(config).run(sockets=[listening])
     return DONE
 
@@ -546,27 +553,29 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     from langchain_dpicl.service.tools import create_app, serve_stdio
 
     app = read_app(arguments.config, arguments.ledger)
-    tenant = None if arguments.http else _only_tenant(app, arguments.tenant)
-    if tenant is not None:
+    if not arguments.http:
+        tenant = _only_tenant(app, arguments.tenant)
         _check_balances(app, "over standard input, where each session is a process")
-    tenants = Keys({}) if tenant is not None else _keys(app.tenants)
-    log_charges()
-    budget = open_ledger(app)
-    try:
-        service = built(app, budget, tenants)
-        if tenant is not None:
+        with _service_of(app, Keys({})) as service:
             signal.signal(signal.SIGTERM, lambda *_: _leave(service))
             _end_with_terminal()
+            log_charges()
             asyncio.run(serve_stdio(service, tenant))
-            return DONE
-        import uvicorn
-
-        complain(f"serving {', '.join(service.offered)} at http://{arguments.host}:{arguments.port}/mcp")
+        return DONE
+    if arguments.tenant is not None:
+        raise fail("--tenant", "none with --http, where the key says who asks", arguments.tenant)
+    with _bound(arguments) as listening, _service_of(app, _keys(app.tenants)) as service:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
         _end_with_terminal()
-        how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
-        uvicorn.run(create_app(service, host=arguments.host), **how)
-        return DONE
+        return _listen(create_app(service, host=arguments.host), service, listening, complain, path="/mcp")
+
+
+@contextlib.contextmanager
+def _service_of(app: App, tenants: Keys) -> Iterator[Service]:
+    """Opens the ledger, and closes it whatever became of the service."""
+    budget = open_ledger(app)
+    try:
+        yield built(app, budget, tenants)
     finally:
         budget.budget.close()
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -190,6 +191,32 @@ async def test_over_http_the_tenant_is_whose_token_it_is(service: Service, addre
 
 
 @pytest.mark.loopback
+def test_the_command_says_at_which_port_it_listens_or_that_the_port_is_taken(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new_ledger("budget.db")
+    taken: list[int] = []
+
+    def run(_: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        """Listens, and while it does, another command wants the same port."""
+        sockets[0].listen()
+        taken.append(sockets[0].getsockname()[1])
+        assert capsys.readouterr().err.endswith(
+            f"serving ask, demonstrations, budget at http://127.0.0.1:{taken[0]}/mcp\n"
+        )
+        assert main([*command, str(taken[0])]) == 2
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
+    command = ["mcp", "budget.db", "--config", str(config), "--http", "--port"]
+    assert main([*command, "0"]) == 0
+    assert len(taken) == 1
+    said = capsys.readouterr().err
+    assert "--port: expected a free address" in said
+    assert "serving" not in said
+
+
+@pytest.mark.loopback
 def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: str) -> None:
     for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {KEYS['acme']}"}):
         answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers, timeout=300)
@@ -272,6 +299,11 @@ def test_sessions_over_standard_input_share_the_balances_of_documents_or_are_ref
     change(config, "[data]", '[data]\nunit_key = "text"')  # a position is another document in another process
     assert main(command) == 0
     assert sessions == ["acme"]
+
+
+def test_over_http_nobody_is_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mcp", "budget.db", "--config", str(config), "--http", "--tenant", "acme"]) == 2
+    assert "--tenant: expected none with --http" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(
