@@ -117,6 +117,23 @@ def _file(text: str) -> Path:
     raise argparse.ArgumentTypeError("expected a file, found an address")
 
 
+def _page(text: str) -> Path:
+    return _ending(text, ".html", ".htm")
+
+
+def _picture(text: str) -> Path:
+    return _ending(text, ".png", ".pdf", ".svg")
+
+
+def _ending(text: str, *endings: str) -> Path:
+    """Returns a file that is written anew: by its name no ledger, anchor or file of records."""
+    path = _file(text)
+    if path.suffix.lower() not in endings:
+        found = repr(path.suffix) if path.suffix else "no ending"
+        raise argparse.ArgumentTypeError(f"expected a file that ends in {', '.join(endings)}, found {found}")
+    return path
+
+
 def _add_create(actions: Any) -> None:
     words = "make a new ledger, once; an existing one is never touched"
     command = _action(actions, "create", _create, words, where="SQLite file to make, or postgresql:// address")
@@ -166,11 +183,11 @@ def _add_show(actions: Any) -> None:
         default=60.0,
         help="with --deltas or --curve: begin no price after so long (default: 60)",
     )
-    command.add_argument("--plot", type=_file, metavar="FILE", help="draw what is promised: .png, .pdf or .svg")
+    command.add_argument("--plot", type=_picture, metavar="FILE", help="draw what is promised: .png, .pdf or .svg")
     command.add_argument(
-        "--curve", type=_file, metavar="FILE", help="draw epsilon over delta (slow): .png, .pdf or .svg"
+        "--curve", type=_picture, metavar="FILE", help="draw epsilon over delta (slow): .png, .pdf or .svg"
     )
-    command.add_argument("--html", type=_file, metavar="FILE", help="write the report as a page to print and sign")
+    command.add_argument("--html", type=_page, metavar="FILE", help="write the report as a page to print and sign")
 
 
 def _add_verify(actions: Any) -> None:

@@ -173,6 +173,9 @@ def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
     """Returns the settings of a component; a table of its own stands in place of a shared one."""
     with _named(name):
         settings = settings_of({**shared, **_tables(name, table)}, methods=_METHODS[name])
+        if given := sorted(settings.budget.to_dict()):
+            advice = "All components spend the service's ledger: give epsilon in the component's own table."
+            raise fail("budget", "no table, as the limits are the ledger's", given, advice)
         if settings.get("epsilon") is None:
             raise fail("epsilon", "this component's share of the ledger", None)
         if settings.data.file is None:
@@ -282,8 +285,8 @@ def _component(name: str, settings: Settings, limits: ServiceLimits, *, private:
     more: dict[str, Any] = {"serving": serving, "component": settings.get("component") or name}
     if settings.model.embeddings is not None:
         embeddings = load_embeddings(settings.model.embeddings)
-        for option in ("retrieval", "answers"):
-            value = settings.get(option)
+        usual = EmbeddingAnswers() if settings.method == "free_form" else None  # what no table stands for
+        for option, value in (("retrieval", settings.get("retrieval")), ("answers", settings.get("answers", usual))):
             if isinstance(value, (Retrieval, EmbeddingAnswers)) and value.embeddings is None:
                 more[option] = value.replace(embeddings=embeddings)
     return settings.door(private, **given, **{**rehearsed(settings), **more})
@@ -354,7 +357,8 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     """Serves until it is stopped; returns the exit code."""
     needed("fastapi", "uvicorn", extra="serve")
     app = read_app(arguments.config, arguments.ledger)
-    _check_workers(app, arguments.workers)
+    if arguments.workers > 1:
+        _check_balances(app, "with several workers")
     with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name, _bound(arguments) as listening:
         serve = functools.partial(_serve, app, Path(name), listening)
         if arguments.workers == 1:
@@ -381,18 +385,25 @@ _QUIET: Mapping[str, Any] = {"log_level": "warning", "access_log": False, "serve
 
 def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str], object]) -> int:
     """Builds what is served, says where, and serves it in this process until a signal ends it."""
-    import uvicorn
-
     from langchain_dpicl.service.web import create_app
 
     # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
     _end_with_terminal()
     running = running_of(app, folder)
+    return _listen(create_app(running), running.service, listening, say)
+
+
+def _listen(
+    asked: Any, service: Service, listening: socket.socket, say: Callable[[str], object], *, path: str = ""
+) -> int:
+    """Says where an application is, and serves it in this process until a signal ends it."""
+    import uvicorn
+
     host, port = listening.getsockname()[:2]
-    say(f"serving {', '.join(running.service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}")
+    say(f"serving {', '.join(service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     log_charges()
-    config = uvicorn.Config(create_app(running), timeout_graceful_shutdown=_GRACE, **_QUIET)
+    config = uvicorn.Config(asked, timeout_graceful_shutdown=_GRACE, **_QUIET)
     uvicorn.Server(config).run(sockets=[listening])
     return DONE
 
@@ -504,13 +515,13 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _check_workers(app: App, workers: int) -> None:
-    """Refuses workers that would each have balances of their own."""
+def _check_balances(app: App, where: str) -> None:
+    """Refuses processes that would each have balances of their own: the share pays for those of one."""
     settings = app.doors.get("retrieve_and_answer")
     retrieval = None if settings is None else settings.get("retrieval")
-    if workers > 1 and retrieval is not None and retrieval.balances is None:
-        advice = "They share the balances of the documents in a file."
-        raise fail("retrieve_and_answer.retrieval.balances", "a file, with several workers", None, advice)
+    if retrieval is not None and retrieval.balances is None:
+        advice = "All processes share the balances of the documents in a file."
+        raise fail("retrieve_and_answer.retrieval.balances", f"a file, {where}", None, advice)
 
 
 def log_charges() -> None:
@@ -542,24 +553,45 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     from langchain_dpicl.service.tools import create_app, serve_stdio
 
     app = read_app(arguments.config, arguments.ledger)
-    tenant = None if arguments.http else _only_tenant(app, arguments.tenant)
-    tenants = Keys({}) if tenant is not None else _keys(app.tenants)
-    log_charges()
+    if not arguments.http:
+        tenant = _only_tenant(app, arguments.tenant)
+        _check_balances(app, "over standard input, where each session is a process")
+        with _service_of(app, Keys({})) as service:
+            signal.signal(signal.SIGTERM, lambda *_: _leave(service))
+            _end_with_terminal()
+            log_charges()
+            asyncio.run(serve_stdio(service, tenant))
+        return DONE
+    if arguments.tenant is not None:
+        raise fail("--tenant", "none with --http, where the key says who asks", arguments.tenant)
+    with _bound(arguments) as listening, _service_of(app, _keys(app.tenants)) as service:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+        _end_with_terminal()
+        return _listen(create_app(service, host=arguments.host), service, listening, complain, path="/mcp")
+
+
+@contextlib.contextmanager
+def _service_of(app: App, tenants: Keys) -> Iterator[Service]:
+    """Opens the ledger, and closes it whatever became of the service."""
     budget = open_ledger(app)
     try:
-        service = built(app, budget, tenants)
-        if tenant is not None:
-            asyncio.run(serve_stdio(service, tenant))
-            return DONE
-        import uvicorn
-
-        complain(f"serving {', '.join(service.offered)} at http://{arguments.host}:{arguments.port}/mcp")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
-        how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
-        uvicorn.run(create_app(service, host=arguments.host), **how)
-        return DONE
+        yield built(app, budget, tenants)
     finally:
         budget.budget.close()
+
+
+def _leave(service: Service) -> None:
+    """Closes the ledger and ends the process, whose thread that reads standard input waits for another line."""
+
+    def close() -> None:
+        try:
+            service.close()
+        finally:
+            os._exit(DONE)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # In a thread of its own: what the signal interrupts may hold a lock of the ledger.
+    threading.Thread(target=close).start()
 
 
 def _only_tenant(app: App, name: str | None) -> Tenant:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
+import anyio
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
@@ -86,10 +87,26 @@ async def _answered(service: Service, name: str, arguments: Mapping[str, Any], t
         detail = f"Expected no arguments but {sorted(known)}, found {len(unknown)} more."
         raise service.refuse(RefusedError(422, "no_question", detail), door=name, tenant=tenant.name)
     if name in service.doors:
-        return await service.ask(name, arguments.get("question"), tenant)
+        return await _cancelled_once(service.ask(name, arguments.get("question"), tenant))
     if name == "budget":
         return await asyncio.to_thread(service.standing, tenant)
     return service.released(tenant)
+
+
+async def _cancelled_once(asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Awaits a question; if the client cancels it, cancels it once, and waits until its charge is logged.
+
+    The server cancels what it runs at every turn of the loop, also what is awaited to note the charge.
+    """
+    task = asyncio.ensure_future(asked)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(task, return_exceptions=True)
+        raise
+    return task.result()
 
 
 def _result(text: str, shown: dict[str, Any], *, is_error: bool = False) -> CallToolResult:

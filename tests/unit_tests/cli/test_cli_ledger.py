@@ -192,6 +192,18 @@ def test_show_draws_pictures(dpicl: Shell, file: Path, tmp_path: Path) -> None:
     assert ".png" in dpicl.err
 
 
+@pytest.mark.parametrize("option", ["--html", "--plot", "--curve"])
+def test_a_page_or_picture_takes_the_place_of_no_other_file(dpicl: Shell, file: Path, option: str) -> None:
+    records = file.with_name("records")
+    records.write_text("a record")
+    places = [file, file.with_name("anchor.json"), file.with_name("receipts.json"), records]
+    before = [place.read_bytes() for place in places]
+    for place in places:
+        assert dpicl("show", file, option, place) == 2
+        assert f"expected a file that ends in {'.html' if option == '--html' else '.png'}" in dpicl.err
+    assert [place.read_bytes() for place in places] == before
+
+
 @pytest.mark.parametrize("deltas", ["", "much", "1e-6;1e-7", "0", "2", "1e-6,"])
 def test_show_refuses_deltas_that_are_none(deltas: str, dpicl: Shell, file: Path) -> None:
     assert dpicl("show", file, "--deltas", deltas) == 2

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,13 +27,16 @@ import uvicorn
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from langchain_dpicl.backends.sync_async import Call
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.service.service import Keys, Service, Tenant
 from langchain_dpicl.service.tools import create_app, create_server
+from langchain_dpicl.stores import open_store
 from tests import ledgers
 from tests.faults.storms import free_form_component, retrieval_component, voting_component
 from tests.free_form_doubles import budget_of
-from tests.served import CANARY, KEYS, new_folder, new_ledger, running
+from tests.served import CANARY, FREE_ANSWERS, KEYS, change, new_folder, new_ledger, running
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = {"ask", "demonstrations", "budget"}
@@ -107,6 +114,32 @@ async def test_the_words_of_a_foreign_error_are_nowhere(
     assert CANARY not in str(found) + caplog.text
 
 
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_a_question_that_is_cancelled_behind_its_charge_is_logged_as_charged(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    charged, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def released(self: Any, query: str, prepared: Any, ticket: Any, *_: object) -> Iterator[Any]:
+        ticket.burn()
+        loop.call_soon_threadsafe(charged.set)
+        yield Call(lambda: None, lambda: asyncio.sleep(3600))
+
+    monkeypatch.setattr(type(service.doors["ask"]), "_released", released)
+    # This mode speaks through streams, as over standard input; the other one calls the server's functions.
+    async with Client(create_server(service, Tenant("acme")), mode="legacy") as client:
+        asked = asyncio.ensure_future(client.call_tool("ask", {"question": "card?"}))
+        await charged.wait()
+        if how == "cancelled":
+            asked.cancel()
+            await asyncio.wait({asked})
+    await asyncio.gather(asked, return_exceptions=True)
+    assert service.budget.budget.tenants()["ask"] == {"acme": 1}
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert (line["event"], line["error"], line["tickets"]) == ("charged", "CancelledError", 1)
+
+
 async def test_free_answers_and_retrieved_ones_are_tools_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers.accounting, "epsilon_bound", ledgers.free_price)
     noted: list[int] = []
@@ -158,6 +191,32 @@ async def test_over_http_the_tenant_is_whose_token_it_is(service: Service, addre
 
 
 @pytest.mark.loopback
+def test_the_command_says_at_which_port_it_listens_or_that_the_port_is_taken(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new_ledger("budget.db")
+    taken: list[int] = []
+
+    def run(_: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        """Listens, and while it does, another command wants the same port."""
+        sockets[0].listen()
+        taken.append(sockets[0].getsockname()[1])
+        assert capsys.readouterr().err.endswith(
+            f"serving ask, demonstrations, budget at http://127.0.0.1:{taken[0]}/mcp\n"
+        )
+        assert main([*command, str(taken[0])]) == 2
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
+    command = ["mcp", "budget.db", "--config", str(config), "--http", "--port"]
+    assert main([*command, "0"]) == 0
+    assert len(taken) == 1
+    said = capsys.readouterr().err
+    assert "--port: expected a free address" in said
+    assert "serving" not in said
+
+
+@pytest.mark.loopback
 def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: str) -> None:
     for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {KEYS['acme']}"}):
         answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers, timeout=300)
@@ -170,14 +229,18 @@ def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: st
     assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=both, timeout=300).status_code == 401
 
 
-@pytest.mark.loopback
-async def test_over_standard_input_the_command_says_for_whom_it_answers(config: Path) -> None:
+def over_standard_input(config: Path) -> StdioServerParameters:
+    """The command for acme, on a new ledger. Neither key is set there: none is needed."""
     new_ledger("budget.db")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
     arguments = ["-c", code, "mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
-    # Neither key is set there: none is needed.
-    command = StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
+    return StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
+
+
+@pytest.mark.loopback
+async def test_over_standard_input_the_command_says_for_whom_it_answers(config: Path) -> None:
+    command = over_standard_input(config)
     async with Client(command, read_timeout_seconds=120) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
         assert answered(await client.call_tool("ask", {"question": "card?"}))["source"] == "release"
@@ -186,11 +249,61 @@ async def test_over_standard_input_the_command_says_for_whom_it_answers(config: 
         assert refused(await client.call_tool("ask", {"question": "?", "tenant": "globex"})) == "tenant_given"
 
 
+def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standard_input(config: Path) -> None:
+    command = over_standard_input(config)
+    who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    asked = {"name": "ask", "arguments": {"question": "card?"}}
+    messages = [
+        {"id": 1, "method": "initialize", "params": who},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": asked},
+    ]
+    with subprocess.Popen(
+        [command.command, *command.args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=command.env, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.writelines(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages)
+        process.stdin.flush()
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
+        process.terminate()
+        assert process.wait(timeout=300) == 0  # its standard input is still open
+    with open_store("budget.db") as store:
+        assert Budget.open(store).dangling() == ()
+
+
 def test_over_standard_input_somebody_has_to_be_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new_ledger("budget.db")
     for more in ((), ("--tenant", "nobody")):
         assert main(["mcp", "budget.db", "--config", str(config), *more]) == 2
         assert "one of ['acme', 'globex']" in capsys.readouterr().err
+
+
+def test_sessions_over_standard_input_share_the_balances_of_documents_or_are_refused(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    new_ledger("budget.db")
+    sessions: list[str] = []
+
+    async def noted(_: Service, tenant: Tenant) -> None:
+        sessions.append(tenant.name)
+
+    monkeypatch.setattr("langchain_dpicl.service.tools.serve_stdio", noted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
+    command = ["mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
+    assert main(command) == 2
+    assert "balances: expected a file, over standard input" in capsys.readouterr().err
+    assert not sessions
+    change(config, "slots = 4}", 'slots = 4, balances = "balances.db"}')
+    change(config, "[data]", '[data]\nunit_key = "text"')  # a position is another document in another process
+    assert main(command) == 0
+    assert sessions == ["acme"]
+
+
+def test_over_http_nobody_is_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mcp", "budget.db", "--config", str(config), "--http", "--tenant", "acme"]) == 2
+    assert "--tenant: expected none with --http" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(

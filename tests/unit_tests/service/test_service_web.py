@@ -21,6 +21,7 @@ pytest.importorskip("fastapi")
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.serve import read_app
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
@@ -446,6 +447,20 @@ async def test_free_and_retrieved_answers_have_tables_of_their_own(config: Path,
         assert {*(await client.get("/budget"))["components"]} == {"ask", "answer", "retrieve_and_answer"}
         assert {"/ask", "/answer", "/retrieve_and_answer"} < {*(await client.get("/openapi.json", None))["paths"]}
     assert CANARY not in "".join(client.seen)
+
+
+def test_embeddings_of_the_model_are_those_of_free_answers_without_a_table(config: Path, ledger: str) -> None:
+    table = FREE_ANSWERS.partition("\n\n")[0].replace('WRITER"', 'WRITER", embeddings = "tests.served:EMBEDDINGS"')
+    change(config, "[ask]", "\n".join(line for line in table.splitlines() if "answers =" not in line) + "\n[ask]")
+    with running(config, ledger) as found:
+        assert "TopicEmbeddings" in found.service.doors["answer"].maker.space.embeddings.name
+
+
+@pytest.mark.parametrize("entry", ["epsilon = 0.1", "delta = 1e-9", 'adjacency = "replace_one"', 'ledger = "other.db"'])
+def test_a_component_has_no_budget_of_its_own(config: Path, ledger: str, entry: str) -> None:
+    change(config, "[tenants.acme]", f"[ask.budget]\n{entry}\n[tenants.acme]")
+    with pytest.raises(ConfigurationError, match=rf"\[ask\] budget: expected .*{entry.split(maxsplit=1)[0]}"):
+        read_app(config, ledger)
 
 
 def test_workers_share_the_balances_of_documents_or_are_refused(
