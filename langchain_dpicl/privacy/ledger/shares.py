@@ -206,11 +206,11 @@ class Holding(Uncopyable):
         run_cap: int | None = None,
     ) -> Reservation:
         home = os.getpid()
-        delta = self._standing.usable_terms(self.component).delta
         mine = self._standing, self._component, slot
         how: dict[str, Any] = {"refundable": refundable, "blocks": blocks}
         asked: dict[str, Any] = {"amount": amount, "tenant": tenant, "tenant_cap": cap, "run_cap": run_cap, **how}
         grant = self._desk.reserve(*mine, count=count, **asked)
+        delta = self._desk.sealed_delta(self.component)  # another process may have sealed the share at another one
         how |= {"count": count, "event": event, "delta": delta, "home": home}
         return Reservation(self._desk, grant, self._component, slot, **how)
 
