@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
+from langchain_dpicl.privacy._validate import check_int, check_positive
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.stores import sqlite_ledger  # noqa: F401  its fork handlers have to be registered before ours
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
@@ -230,12 +230,11 @@ _MEMO_KIND = FileKind(
     repair="Restore a copy; or remove it for a new one, and queries asked before are charged again.",
 )
 _RECALL = "SELECT told, digest FROM answers WHERE scope = ? AND tenant = ? AND query = ?"
-_LONGEST_TURN = 7 * 86400.0
-# A turn that seems to end long after any could was taken by a clock that went wrong.
-_END_LATE_TURNS = "DELETE FROM turns WHERE until <= ? OR until > ?"
+_END_LATE_TURNS = "DELETE FROM turns WHERE until <= ?"
 _CLAIM = (
     "INSERT INTO turns (scope, tenant, query, holder, until) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT (scope, tenant, query) DO UPDATE SET until = excluded.until WHERE holder = excluded.holder"
+    "ON CONFLICT (scope, tenant, query) DO UPDATE SET holder = excluded.holder, until = excluded.until "
+    "WHERE holder = excluded.holder OR until > ?"
 )
 
 
@@ -249,13 +248,15 @@ class SQLiteMemo(KeptMemo):
       - When `remember` returns, the answer is on the disk; a kill leaves the answer of before or of after.
       - An answer is found by its own plan, tenant and query alone, and only unbroken.
       - Of one component at most `size` answers are kept for a tenant: the newest.
-      - One process at a time has the turn to answer a question, for at most `turn_seconds`.
+      - One process at a time has the turn to answer a question, for at most `turn_seconds`. Where the clock goes
+        back, the turn ends within twice that time from then.
       - A file of another kind, a broken one, one of a newer version and one on a network file system are refused.
 
     Args:
       path: the file; made with rights for its owner alone.
       size: answers kept of one component for one tenant.
-      turn_seconds: how long others who ask the same wait for an answer that is under way; at most a week.
+      turn_seconds: how long others who ask the same wait for an answer that is under way; the same in all processes.
+        With less than half of the holder's a process takes its turn over, and a second ticket of the share is charged.
       timeout: seconds to wait for other processes that write.
 
     Raises:
@@ -290,7 +291,7 @@ class SQLiteMemo(KeptMemo):
         timeout: float = 60.0,
     ) -> None:
         self._size = check_int("size", size, low=1)
-        self._turn = check_real("turn_seconds", turn_seconds, low=0.0, high=_LONGEST_TURN, low_open=True)
+        self._turn = check_positive("turn_seconds", turn_seconds)
         timeout, path = check_positive("timeout", timeout), check_path("path", path)
         with memo_faults():
             self._file = PerCallFile(path, _MEMO_KIND, timeout=timeout)
@@ -307,9 +308,16 @@ class SQLiteMemo(KeptMemo):
 
     def claim(self, key: MemoKey, holder: str) -> bool:
         """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
-        now = time.time()
-        late = (_END_LATE_TURNS, (now, now + _LONGEST_TURN))
-        return self._written(late, (_CLAIM, (*key, holder, now + self._turn)))[1] == 1
+
+        def take(connection: sqlite3.Connection) -> bool:
+            now = time.time()  # not before the wait for the file, in which others may take a turn
+            connection.execute(_END_LATE_TURNS, (now,))
+            # What ends later than two turns from now was taken before the clock went back.
+            claimed = connection.execute(_CLAIM, (*key, holder, now + self._turn, now + 2 * self._turn))
+            return claimed.rowcount == 1
+
+        with memo_faults():
+            return self._file.write(take)
 
     def _row(self, key: MemoKey) -> tuple[object, object] | None:
         row = self._file.read(lambda connection: connection.execute(_RECALL, key).fetchone())

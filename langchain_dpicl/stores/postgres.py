@@ -1074,11 +1074,13 @@ CREATE TABLE IF NOT EXISTS {turns} (
 """
 _MEMO_IS_THERE = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 _RECALL = "SELECT told, digest FROM {answers} WHERE scope = %s AND tenant = %s AND query = %s"
+# A turn that ends later than two turns from now was taken before the clock went back.
 _CLAIM = """
 INSERT INTO {turns} AS held (scope, tenant, query, holder, until)
 VALUES (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))
 ON CONFLICT (scope, tenant, query) DO UPDATE SET holder = excluded.holder, until = excluded.until
-WHERE held.until <= clock_timestamp() OR held.holder = excluded.holder RETURNING holder
+WHERE held.until <= clock_timestamp() OR held.holder = excluded.holder
+OR held.until > clock_timestamp() + make_interval(secs => %s) RETURNING holder
 """
 # Of holders that were killed; what somebody else is about to change is left to that one.
 _END_LATE_TURNS = """
@@ -1098,13 +1100,14 @@ class PostgresMemo(Connected, KeptMemo):
       - An answer is found by its own plan, tenant and query alone, and only unbroken.
       - Of one component about `size` answers are kept for a tenant: the newest.
       - One process at a time has the turn to answer a question, for at most `turn_seconds` by the server's clock.
+        Where that goes back, the turn ends within twice that time from then.
       - Neither repr, description nor any error shows the password.
 
     Args:
       conninfo: as for `PostgresStore`.
       schema: where the tables are.
       size: answers kept of one component for one tenant.
-      turn_seconds: how long others who ask the same wait for an answer that is under way.
+      turn_seconds: as of `SQLiteMemo`.
       timeout: seconds to wait for a connection, a lock, an answer.
 
     Raises:
@@ -1205,7 +1208,7 @@ DELETE FROM {answers} AS old USING (
 
     def claim(self, key: MemoKey, holder: str) -> bool:
         """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
-        return self._written((_CLAIM, (*key, holder, self._turn)), (_END_LATE_TURNS, ()))[0] == 1
+        return self._written((_CLAIM, (*key, holder, self._turn, 2 * self._turn)), (_END_LATE_TURNS, ()))[0] == 1
 
     def close(self) -> None:
         """Closes the connection; nothing can be asked afterwards."""

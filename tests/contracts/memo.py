@@ -89,6 +89,8 @@ class SharedMemoContract(MemoContract):
 
     END_OF_TURNS: ClassVar[str]
     """A statement after which every turn has been over for long."""
+    CLOCK_BACK: ClassVar[str]
+    """A statement after which every turn ends an hour later, as where the clock goes back by that."""
 
     def test_an_answer_that_was_changed_in_its_place_is_not_told(self, memo: ReleaseMemo) -> None:
         memo.remember(KEY, TOLD)
@@ -140,6 +142,23 @@ class SharedMemoContract(MemoContract):
         assert memo.claim(KEY, "killed")
         time.sleep(0.03)
         assert memo.claim(KEY, "next")
+
+    def test_a_turn_taken_before_the_clock_went_back_does_not_last_until_then(self, memo: ReleaseMemo) -> None:
+        assert memo.claim(KEY, "killed")
+        self.change(memo, self.CLOCK_BACK)
+        assert memo.claim(KEY, "next")
+        memo.leave(KEY, "killed")  # late: the turn is no longer its own
+        assert not memo.claim(KEY, "third")
+
+    def test_a_turn_that_is_somewhat_longer_than_ones_own_is_left_to_its_holder(self, tmp_path: Path) -> None:
+        assert self.make_memo(tmp_path, turn_seconds=7000.0).claim(KEY, "one")
+        assert not self.make_memo(tmp_path, turn_seconds=6000.0).claim(KEY, "two")
+
+    def test_who_has_short_turns_ends_no_long_turn_of_another_question(self, tmp_path: Path) -> None:
+        patient, hasty = (self.make_memo(tmp_path, turn_seconds=seconds) for seconds in (6000.0, 20.0))
+        assert patient.claim(KEY, "one")
+        assert hasty.claim(others()[0], "two")
+        assert not patient.claim(KEY, "three")
 
     def test_threads_that_ask_at_once_get_one_turn(self, memo: ReleaseMemo) -> None:
         with ThreadPoolExecutor(8) as pool:

@@ -18,6 +18,7 @@ from tests.postgres import PostgresServer
 
 class TestPostgresMemo(SharedMemoContract):
     END_OF_TURNS = "UPDATE {turns} SET until = 'epoch'"
+    CLOCK_BACK = "UPDATE {turns} SET until = until + interval '1 hour'"
 
     @pytest.fixture(autouse=True)
     def _server(self, postgres: PostgresServer) -> None:

@@ -861,8 +861,8 @@ class _PartOfRun(Reservation):
     def __init__(self, share: RunShare, run: Reservation, part: Ticket, count: int) -> None:
         slot = part.template, part.label
         how: dict[str, Any] = {"event": part.event, "refundable": part.refundable, "delta": run.delta}
-        component, grant = share._component, run._grant  # noqa: SLF001  its own base
-        super().__init__(run._desk, grant, component, slot, count=count, blocks=run.blocks, **how)  # noqa: SLF001
+        how |= {"count": count, "blocks": run.blocks, "home": run._pid}  # noqa: SLF001  its own base
+        super().__init__(run._desk, run._grant, share._component, slot, **how)  # noqa: SLF001  its own base
         self._share = share
         self._part = part
 

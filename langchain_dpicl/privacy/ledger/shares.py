@@ -47,6 +47,7 @@ class Reservation(Uncopyable):
         event: Event,
         refundable: bool,
         delta: float,
+        home: int,
         blocks: Blocks | None = None,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
@@ -65,7 +66,7 @@ class Reservation(Uncopyable):
         self._desk = desk
         self._grant = grant
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._pid = home  # who asked for the tickets: a hook of `Budget.on_spent` may fork before they are here
         self._unburnt = count
         self._uncommitted = 0
 
@@ -204,12 +205,13 @@ class Holding(Uncopyable):
         blocks: Blocks | None = None,
         run_cap: int | None = None,
     ) -> Reservation:
-        delta = self._standing.usable_terms(self.component).delta
+        home = os.getpid()
         mine = self._standing, self._component, slot
         how: dict[str, Any] = {"refundable": refundable, "blocks": blocks}
         asked: dict[str, Any] = {"amount": amount, "tenant": tenant, "tenant_cap": cap, "run_cap": run_cap, **how}
         grant = self._desk.reserve(*mine, count=count, **asked)
-        how |= {"count": count, "event": event, "delta": delta}
+        delta = self._desk.sealed_delta(self.component)  # another process may have sealed the share at another one
+        how |= {"count": count, "event": event, "delta": delta, "home": home}
         return Reservation(self._desk, grant, self._component, slot, **how)
 
     def __repr__(self) -> str:

@@ -546,6 +546,11 @@ class LedgerWriter:
         left = state.available(component, slot, blocks=blocks, run_cap=run_cap)
         return left if state.windows is not None and blocks is None else max(left, 0)
 
+    def sealed_delta(self, component: str) -> float:
+        """Returns the delta of a share of which tickets were granted here."""
+        share = self._state.shares.get(component)  # not there while the ledger is read anew
+        return (share or self.refresh().shares[component]).terms.delta
+
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has."""
         return self.refresh().used_by(tenant, component)

@@ -38,6 +38,7 @@ from langchain_dpicl.privacy.accounting.events import (
     ZCdpEvent,
 )
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, PoissonUnits, ReleasePlan
 from langchain_dpicl.privacy.private_examples import PrivateExamples
@@ -181,6 +182,16 @@ def test_tickets_declared_by_hand_without_their_gap_open_no_sample_on_a_pure_sha
     with pytest.raises(PrivacyBudgetError, match=r"declared gap .* found delta 0\. At delta 0 only exact"):
         open_sample(records, ticket, plan=plan)
     assert ticket.unburnt == 1
+
+
+def test_a_ticket_has_the_delta_of_the_share_that_another_process_sealed() -> None:
+    store, terms = InMemoryStore(), {"tickets": (Ticket("t", PureEvent(0.1), max_count=2),), "delta": 0.0}
+    mine, others = (Budget(epsilon=2.0, delta=1e-4, store=store) for _ in range(2))
+    with mine.plan(delta=1e-6):
+        planned = mine.declare("c", epsilon=0.5, **terms)
+    alone = others.declare("c", epsilon=0.5, **terms)
+    assert [share.reserve("t").delta for share in (alone, planned)] == [0.0, 0.0]
+    assert planned.delta == 0.0
 
 
 def test_a_share_of_a_larger_ledger_may_be_pure() -> None:

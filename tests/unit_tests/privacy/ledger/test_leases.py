@@ -101,6 +101,14 @@ def test_who_asks_often_gets_four_times_as_many_each_time_up_to_most_held(clock:
     assert [held.index for held in used[5:21]] == list(range(16))
 
 
+def test_a_leased_ticket_has_the_delta_of_its_share_where_the_ledger_has_to_be_read_anew(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 2)
+    ledger._desk._start_anew()  # what another thread does after an error of the store
+    assert share.reserve("t").delta == share.delta == ledger.delta / 4
+    assert leases(store) == [1, 4]
+
+
 def test_who_asks_seldom_holds_nothing(clock: list[float]) -> None:
     _, store, share = made()
     for _ in range(20):

@@ -535,6 +535,23 @@ def test_a_forked_reservation_cannot_burn(simple_prices: Any) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_in_a_hook_of_a_reservation_cannot_burn(simple_prices: Any) -> None:
+    ledger, parent = budget(), os.getpid()
+    children: list[int] = []
+    ledger.on_spent(0.01, lambda use: children.append(os.fork()))
+    code = 1
+    try:
+        share_of(ledger).reserve("t").burn()  # in both processes
+    except LedgerError:
+        code = 3
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+    assert code == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 3
+
+
 def test_nothing_that_spends_can_be_copied_or_pickled(simple_prices: Any) -> None:
     ledger = budget()
     share = share_of(ledger)
