@@ -357,8 +357,7 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     """Serves until it is stopped; returns the exit code."""
     needed("fastapi", "uvicorn", extra="serve")
     app = read_app(arguments.config, arguments.ledger)
-    if arguments.workers > 1:
-        _check_balances(app, "with several workers")
+    _check_balances(app)
     with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name, _bound(arguments) as listening:
         serve = functools.partial(_serve, app, Path(name), listening)
         if arguments.workers == 1:
@@ -515,13 +514,13 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _check_balances(app: App, where: str) -> None:
-    """Refuses processes that would each have balances of their own: the share pays for those of one."""
+def _check_balances(app: App) -> None:
+    """Refuses balances of one process: the share pays for them once, and a restart or another worker has none."""
     settings = app.doors.get("retrieve_and_answer")
     retrieval = None if settings is None else settings.get("retrieval")
     if retrieval is not None and retrieval.balances is None:
-        advice = "All processes share the balances of the documents in a file."
-        raise fail("retrieve_and_answer.retrieval.balances", f"a file, {where}", None, advice)
+        advice = "Without it the first restart loses the share. It needs data.unit_key."
+        raise fail("retrieve_and_answer.retrieval.balances", "a file, which all processes share", None, advice)
 
 
 def log_charges() -> None:
@@ -553,9 +552,9 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     from langchain_dpicl.service.tools import create_app, serve_stdio
 
     app = read_app(arguments.config, arguments.ledger)
+    _check_balances(app)
     if not arguments.http:
         tenant = _only_tenant(app, arguments.tenant)
-        _check_balances(app, "over standard input, where each session is a process")
         with _service_of(app, Keys({})) as service:
             signal.signal(signal.SIGTERM, lambda *_: _leave(service))
             _end_with_terminal()

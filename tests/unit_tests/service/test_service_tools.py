@@ -293,7 +293,7 @@ def test_sessions_over_standard_input_share_the_balances_of_documents_or_are_ref
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
     command = ["mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
     assert main(command) == 2
-    assert "balances: expected a file, over standard input" in capsys.readouterr().err
+    assert "balances: expected a file, which all processes share" in capsys.readouterr().err
     assert not sessions
     change(config, "slots = 4}", 'slots = 4, balances = "balances.db"}')
     change(config, "[data]", '[data]\nunit_key = "text"')  # a position is another document in another process

@@ -463,12 +463,13 @@ def test_a_component_has_no_budget_of_its_own(config: Path, ledger: str, entry: 
         read_app(config, ledger)
 
 
-def test_workers_share_the_balances_of_documents_or_are_refused(
-    config: Path, ledger: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_balances_of_documents_that_a_restart_loses_are_refused(
+    config: Path, ledger: str, capsys: pytest.CaptureFixture[str], workers: str
 ) -> None:
     change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
-    assert main(["serve", ledger, "--config", str(config), "--workers", "2"]) == 2
-    assert "balances: expected a file, with several workers" in capsys.readouterr().err
+    assert main(["serve", ledger, "--config", str(config), "--workers", workers]) == 2
+    assert "balances: expected a file, which all processes share" in capsys.readouterr().err
 
 
 async def test_two_services_on_one_ledger_grant_what_one_would(
