@@ -566,9 +566,9 @@ def start_thread(action: Callable[[], object], *, name: str) -> threading.Thread
 
 
 def start_calls(engine: object) -> None:
-    """Starts the threads of an engine that makes calls: also where no row is asked, which they would tell otherwise.
+    """Starts the threads of an engine's calls, also where there is no row to ask: whether they run would show that.
 
-    Where the system has no room for them, calls go without.
+    Where the system has no room for threads, calls are made without.
     """
     start = getattr(engine, "start_calls", None)
     if start is not None:

@@ -802,7 +802,7 @@ class CallPool:
     def start(self) -> None:
         """Starts the threads that blocking calls need; raises ConfigurationError where the system has no room for them.
 
-        Call it also where there is nothing to ask: whether they run would tell that.
+        Call it also where there is nothing to ask: whether they run would show that.
         """
         self._threads(self._gates(call_limit()))
 
