@@ -235,7 +235,7 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install wordnet-base > /dev/null; \
 	} || { echo "WordNet is not in $(WORDNET) and cannot be installed from here: install wordnet-base"; exit 1; }
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-test/bin/python -m langchain_dpicl.backends.build_embedded --corpus $(CORPUS) --wordnet $(WORDNET) --out langchain_dpicl/backends/data
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-test/bin/python benchmarks/build_embedded.py --corpus $(CORPUS) --wordnet $(WORDNET) --out langchain_dpicl/backends/data
 
 .venv/.ready: $(STAMP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -8,6 +8,7 @@ import json
 import lzma
 import pickle
 import re
+import sys
 import threading
 from importlib import resources
 from itertools import pairwise
@@ -16,11 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from langchain_dpicl.backends import build_embedded
-from langchain_dpicl.backends.build_embedded import SOURCES, Recipe, Source, TracedFile, trace_sources
 from langchain_dpicl.backends.embedded import EmbeddedModel, Induction, ModelTables, Segment, answers, load_tables
 from langchain_dpicl.exceptions import ConfigurationError
 from tests.contracts.backend import ChoiceContract, Coupled, NextTokenContract, TextContract, same_bits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
+
+import build_embedded
+from build_embedded import SOURCES, Recipe, Source, TracedFile, trace_sources
 
 RECORD = "My name is Zofia Quintero and my card ending 4471 was charged £318.42 in Reykjavik on 9 May."
 OTHER = "Why has the transfer of €77.10 to Benedikt Oyelowo in Tampere not arrived since 3 June?"

@@ -1,4 +1,4 @@
-"""Builds the tables of the embedded model from listed public text (`python -m ... --corpus CORPUS --out DATA`)."""
+"""Builds the tables of the embedded model from listed public text; `make model` runs it."""
 
 from __future__ import annotations
 
