@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.documents import Document
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from numpy.random import PCG64
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, create_model
@@ -37,7 +36,7 @@ from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_model
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, run_async, run_sync
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, run_sync
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.generation.decoding_loop import (
@@ -87,6 +86,7 @@ from langchain_dpicl.release.token_block import ReleaseBlock, argmax_index, bloc
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.released.soft_prompt import SoftPrompt
 from langchain_dpicl.runs.query_plan import declared_design, design_of_queries
+from langchain_dpicl.serving import PublicRunnable
 from langchain_dpicl.soft_prompts.plan import ExampleFields, FieldNames, Floats, Optimizer, engine_of, given_fields
 from langchain_dpicl.tasks import (
     PublicRecords,
@@ -158,7 +158,7 @@ def fixed_rows(num_examples: int, *, num_rows: int, shots: int) -> tuple[tuple[i
 
 
 @tells_how_to_build("PublicVotingRunnable.from_public_examples(public_examples, llm=..., ...)")
-class PublicVotingRunnable(Runnable[QueryInput, str]):
+class PublicVotingRunnable(PublicRunnable[QueryInput, str]):
     """Answers each query with a label that many few-shot prompts of PUBLIC examples voted for, at epsilon 0.
 
     The free rival of `DPVotingRunnable`: the same prompts and votes, without noise, ledger and budget. If it is as good
@@ -336,78 +336,26 @@ class PublicVotingRunnable(Runnable[QueryInput, str]):
         [result] = await self._abatch_with_config(self._aanswered, [query], config, is_whole=True)
         return cast("PublicVotingResult", result)
 
-    @override
-    def invoke(self, input: QueryInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        return self.batch([input], config, **kwargs)[0]
-
-    @override
-    async def ainvoke(self, input: QueryInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        return (await self.abatch([input], config, **kwargs))[0]
-
-    @override
-    def batch(
-        self,
-        inputs: list[QueryInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[str]:
-        _refuse_arguments(kwargs)
-        return self._batch_with_config(
-            self._answered, inputs, config, return_exceptions=return_exceptions, keep_errors=return_exceptions
-        )
-
-    @override
-    async def abatch(
-        self,
-        inputs: list[QueryInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[str]:
-        _refuse_arguments(kwargs)
-        return await self._abatch_with_config(
-            self._aanswered, inputs, config, return_exceptions=return_exceptions, keep_errors=return_exceptions
-        )
-
     def __repr__(self) -> str:
         shape = f"num_rows={len(self._rows)}, shots_per_row={len(self._rows[0])}"
         return f"{type(self).__name__}(labels={self.labels!r}, num_examples={self._num_examples}, {shape})"
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _answered(
-        self,
-        inputs: list[QueryInput],
-        run_manager: list[CallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        *,
-        keep_errors: bool = False,
-        is_whole: bool = False,
-    ) -> list[Any]:
-        del run_manager  # LangChain passes a config only beside it
-        walk = self._walk(inputs, config[0].get("max_concurrency"), keep_errors=keep_errors)
-        return _told(run_sync(walk), is_whole=is_whole)
-
-    async def _aanswered(
-        self,
-        inputs: list[QueryInput],
-        run_manager: list[AsyncCallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        *,
-        keep_errors: bool = False,
-        is_whole: bool = False,
-    ) -> list[Any]:
-        del run_manager  # LangChain passes a config only beside it
-        walk = self._walk(inputs, config[0].get("max_concurrency"), keep_errors=keep_errors)
-        return _told(await run_async(walk), is_whole=is_whole)
+    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        if arguments:
+            raise fail("invoke", "no further arguments", sorted(arguments))
 
     def _walk(
-        self, inputs: Sequence[QueryInput], limit: int | None, *, keep_errors: bool
-    ) -> EffectGenerator[list[PublicVotingResult | Exception]]:
-        """Returns the result of each input, or what is wrong with it (an effect generator)."""
+        self,
+        inputs: Sequence[QueryInput],
+        configs: Sequence[RunnableConfig],
+        *,
+        keep_errors: bool = False,
+        is_whole: bool = False,
+    ) -> EffectGenerator[list[Any]]:
+        """Returns the label of each input, or the whole result, or what is wrong with it (an effect generator)."""
+        limit = configs[0].get("max_concurrency")
         queries: list[Query | ConfigurationError] = []
         for value in inputs:
             try:
@@ -418,7 +366,8 @@ class PublicVotingRunnable(Runnable[QueryInput, str]):
                 queries.append(error)
         asked = list(dict.fromkeys(query for query in queries if not isinstance(query, Exception)))
         found = (yield from self._found(asked, limit, keep_errors=keep_errors)) if asked else {}
-        return [query if isinstance(query, Exception) else found[query] for query in queries]
+        results = [query if isinstance(query, Exception) else found[query] for query in queries]
+        return [one if is_whole or isinstance(one, Exception) else one.label for one in results]
 
     def _found(
         self, queries: Sequence[Query], limit: int | None, *, keep_errors: bool
@@ -456,16 +405,6 @@ class PublicVotingRunnable(Runnable[QueryInput, str]):
         scores = dict(zip(self.labels, totals.tolist(), strict=True))
         label = self._abstain_label if abstained else self.labels[best]
         return PublicVotingResult(label=label, abstained=abstained, scores=scores)
-
-
-def _told(results: Sequence[PublicVotingResult | Exception], *, is_whole: bool) -> list[Any]:
-    """Returns the results, or their labels."""
-    return [one if is_whole or isinstance(one, Exception) else one.label for one in results]
-
-
-def _refuse_arguments(kwargs: Mapping[str, Any]) -> None:
-    if kwargs:
-        raise fail("invoke", "no further arguments", sorted(kwargs))
 
 
 BASELINE = "soft prompt without privacy"

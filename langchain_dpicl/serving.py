@@ -15,11 +15,7 @@ from itertools import repeat
 from typing import Any, NoReturn, Self
 
 import numpy as np
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForChainRun,
-    CallbackManagerForChainRun,
-    CallbackManagerForLLMRun,
-)
+from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, convert_to_messages
 from langchain_core.messages.ai import UsageMetadata
@@ -34,6 +30,7 @@ from langchain_core.outputs import (
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import Input, Output
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -641,8 +638,68 @@ CONTENT_FREE = ("N/A", "", "[MASK]")
 _MOST_KEPT = 192  # scores after content-free prompts: 64 calibrations with the three inputs above
 
 
+class PublicRunnable(Runnable[Input, Output]):
+    """Base of Runnables that answer a batch of public inputs in one walk; subclasses implement `_walk`."""
+
+    def _walk(
+        self, inputs: Sequence[Input], configs: Sequence[RunnableConfig], *, keep_errors: bool = False
+    ) -> EffectGenerator[list[Any]]:
+        """Returns the answer to each input, or what is wrong with it (an effect generator)."""
+        raise NotImplementedError
+
+    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Refuses what a call brings beside its inputs; here it is ignored."""
+
+    @override
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        return self.batch([input], config, **kwargs)[0]
+
+    @override
+    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        return (await self.abatch([input], config, **kwargs))[0]
+
+    @override
+    def batch(
+        self,
+        inputs: list[Input],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[Output]:
+        self._check_arguments(kwargs)
+        listed, kept = list(_listed(inputs)), return_exceptions
+        return self._batch_with_config(self._answered, listed, config, return_exceptions=kept, keep_errors=kept)
+
+    @override
+    async def abatch(
+        self,
+        inputs: list[Input],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[Output]:
+        self._check_arguments(kwargs)
+        listed, kept = list(_listed(inputs)), return_exceptions
+        return await self._abatch_with_config(self._aanswered, listed, config, return_exceptions=kept, keep_errors=kept)
+
+    # LangChain passes a config only beside a run manager.
+    def _answered(
+        self, inputs: list[Input], run_manager: Any, config: list[RunnableConfig], **options: Any
+    ) -> list[Any]:
+        del run_manager
+        return run_sync(self._walk(inputs, config, **options))
+
+    async def _aanswered(
+        self, inputs: list[Input], run_manager: Any, config: list[RunnableConfig], **options: Any
+    ) -> list[Any]:
+        del run_manager
+        return await run_async(self._walk(inputs, config, **options))
+
+
 @tells_how_to_build("LabelClassifier(llm, labels=..., prompt=..., ...)")
-class LabelClassifier(Runnable[Any, str]):
+class LabelClassifier(PublicRunnable[Any, str]):
     """A Runnable that chooses labels by their likelihood after a prompt; batches are scored as one batch.
 
     With `prompt`, the input is what the prompt takes, and answers are calibrated where that helps. Without, the input
@@ -724,53 +781,11 @@ class LabelClassifier(Runnable[Any, str]):
         Raises:
           ModelCallError: a model call failed, or an answer names no label.
         """
-        return self._stack(run_sync(self._walk(_Render(self.prompt, _listed(inputs)))))
+        return self._stack(run_sync(self._scored(_Render(self.prompt, _listed(inputs)))))
 
     async def aprobabilities(self, inputs: Sequence[Any]) -> Rows:
         """Asynchronous version of `probabilities`."""
-        return self._stack(await run_async(self._walk(_Render(self.prompt, _listed(inputs)))))
-
-    @override
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        return self.batch([input], config)[0]
-
-    @override
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        return (await self.abatch([input], config))[0]
-
-    @override
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[str]:
-        return self._batch_with_config(
-            self._chosen,
-            list(_listed(inputs)),
-            config,
-            return_exceptions=return_exceptions,
-            keep_errors=return_exceptions,
-        )
-
-    @override
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[str]:
-        return await self._abatch_with_config(
-            self._achosen,
-            list(_listed(inputs)),
-            config,
-            return_exceptions=return_exceptions,
-            keep_errors=return_exceptions,
-        )
+        return self._stack(await run_async(self._scored(_Render(self.prompt, _listed(inputs)))))
 
     def __repr__(self) -> str:
         return f"LabelClassifier(labels={self.labels!r}, kind={self.kind!r}, calibrates={self.calibrates})"
@@ -795,6 +810,13 @@ class LabelClassifier(Runnable[Any, str]):
         return not fault and (answers.calibrate or self.kind != "decisions")
 
     def _walk(
+        self, inputs: Sequence[Any], configs: Sequence[RunnableConfig], *, keep_errors: bool = False
+    ) -> EffectGenerator[list[Exception | str]]:
+        asked = _Render(self.prompt, inputs, configs)
+        rows = yield from self._scored(asked, configs[0].get("max_concurrency"), keep_errors=keep_errors)
+        return [row if isinstance(row, Exception) else self.labels[row.index(max(row))] for row in rows]
+
+    def _scored(
         self, inputs: _Render, limit: int | None = None, *, keep_errors: bool = False
     ) -> EffectGenerator[list[LabelScores | Exception]]:
         """Returns the label probabilities of each input, or what is wrong with it (an effect generator)."""
@@ -830,34 +852,6 @@ class LabelClassifier(Runnable[Any, str]):
     def _stack(self, rows: Sequence[LabelScores | Exception]) -> Rows:
         scores = [_scores_or_raise(row) for row in rows]
         return np.array(scores, dtype=np.float64).reshape(len(rows), len(self.labels))
-
-    def _chosen(
-        self,
-        inputs: list[Any],
-        run_manager: list[CallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        *,
-        keep_errors: bool = False,
-    ) -> list[Exception | str]:
-        del run_manager  # LangChain passes a config only beside it
-        limit = config[0].get("max_concurrency")
-        return self._best(run_sync(self._walk(_Render(self.prompt, inputs, config), limit, keep_errors=keep_errors)))
-
-    async def _achosen(
-        self,
-        inputs: list[Any],
-        run_manager: list[AsyncCallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        *,
-        keep_errors: bool = False,
-    ) -> list[Exception | str]:
-        del run_manager  # LangChain passes a config only beside it
-        limit = config[0].get("max_concurrency")
-        walk = self._walk(_Render(self.prompt, inputs, config), limit, keep_errors=keep_errors)
-        return self._best(await run_async(walk))
-
-    def _best(self, rows: Sequence[LabelScores | Exception]) -> list[Exception | str]:
-        return [row if isinstance(row, Exception) else self.labels[row.index(max(row))] for row in rows]
 
 
 def _scores_or_raise(scores: LabelScores | Exception) -> LabelScores:

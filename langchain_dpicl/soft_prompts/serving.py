@@ -9,24 +9,24 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.base import Rows, Token
 from langchain_dpicl.backends.embedded import cut_at_stop
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
+from langchain_dpicl.serving import PublicRunnable
 from langchain_dpicl.soft_prompts.plan import model_parts
 from langchain_dpicl.tasks import public_text
 
@@ -387,7 +387,7 @@ _CARRIERS = (str, PromptValue, BaseMessage, Document)
 
 
 @tells_how_to_build()
-class SoftPromptClassifier(Runnable[Any, str]):
+class SoftPromptClassifier(PublicRunnable[Any, str]):
     """Labels texts with released soft prompts: by label words, or by a sequence-classification head.
 
     An input is a text (also a prompt value, a message or a document), or a dict with "text", optionally "pair" (a
@@ -448,36 +448,6 @@ class SoftPromptClassifier(Runnable[Any, str]):
             check_tokenizer(name, prompt, fingerprint)
             check_weights(name, prompt, self._scorer.weights())
 
-    @override
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        return self.batch([input], config)[0]
-
-    @override
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        return (await self.abatch([input], config))[0]
-
-    @override
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[str]:
-        return self._batch_with_config(self._labels, inputs, config, return_exceptions=return_exceptions)
-
-    @override
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[str]:
-        return await self._abatch_with_config(self._alabels, inputs, config, return_exceptions=return_exceptions)
-
     def scores(self, inputs: Sequence[str | Mapping[str, str]]) -> list[dict[str, float]]:
         """Returns, for each input, the probability of each label of its prompt's task, in the order of the labels.
 
@@ -504,19 +474,14 @@ class SoftPromptClassifier(Runnable[Any, str]):
     def __repr__(self) -> str:
         return f"SoftPromptClassifier({self._scorer.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"
 
-    def _labels(
-        self, inputs: list[Any], run_manager: list[CallbackManagerForChainRun], config: list[RunnableConfig]
-    ) -> list[str | Exception]:
-        del run_manager, config  # LangChain passes both or none
-        return self._answers(inputs)
+    def _walk(
+        self, inputs: Sequence[Any], configs: Sequence[RunnableConfig], *, keep_errors: bool = False
+    ) -> EffectGenerator[list[str | Exception]]:
+        del configs, keep_errors  # LangChain raises the first error where none is kept
+        answers: list[str | Exception] = yield Blocking(lambda: self._answers(inputs))
+        return answers
 
-    async def _alabels(
-        self, inputs: list[Any], run_manager: list[AsyncCallbackManagerForChainRun], config: list[RunnableConfig]
-    ) -> list[str | Exception]:
-        del run_manager, config  # LangChain passes both or none
-        return await asyncio.to_thread(self._answers, inputs)
-
-    def _answers(self, inputs: list[Any]) -> list[str | Exception]:
+    def _answers(self, inputs: Sequence[Any]) -> list[str | Exception]:
         """Returns the label of each input, or its error."""
         asked = [self._question_or_error(one_input) for one_input in inputs]
         questions = [one for one in asked if not isinstance(one, Exception)]

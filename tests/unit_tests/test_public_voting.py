@@ -303,6 +303,8 @@ def test_a_wrong_input_makes_no_call() -> None:
             made.batch(["good", wrong])
     with pytest.raises(ConfigurationError, match="no further arguments"):
         made.invoke("good", stop=["x"])
+    with pytest.raises(ConfigurationError, match="Put a single value into a list"):
+        made.batch("good")
     assert dict(asked.calls) == before
 
 
