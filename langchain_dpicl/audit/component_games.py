@@ -22,6 +22,7 @@ from langchain_dpicl.audit.game import (
     lower_bound,
     lower_mu,
     mu_squared,
+    result_of,
     vector_law,
 )
 from langchain_dpicl.audit.targets import (
@@ -274,7 +275,6 @@ _FAULTS = {
 
 def check_nothing_else_shown(rows: str) -> AuditResult:
     """Checks that all a component shows beside its votes is the same with any units exhausted or missing."""
-    check = "balances: none is shown"
     seen = []
     for units in ((), (f"{YES} a 1",), tuple(f"{NO} a 0.9" for _ in range(_CROWD))):
         made = retriever_of(units, rows=rows, max_queries=9, component="audited")
@@ -284,14 +284,8 @@ def check_nothing_else_shown(rows: str) -> AuditResult:
         lines = [(line.kind, {**line.body, "nonce": ""}) for line in made.budget._desk.store.records()]  # noqa: SLF001  to be audited
         seen.append([*shown, repr([(kind, body) for kind, body in lines if kind != "bind"])])
     faults = [] if seen.count(seen[0]) == len(seen) else ["what is shown differs with who has a participation left"]
-    return AuditResult(
-        check=check,
-        verdict="violated" if faults else "sound",
-        runs=len(seen),
-        confidence=1.0,
-        details=tuple(faults),
-        blind_to=("time", "what a provider sees"),
-    )
+    blind = ("time", "what a provider sees")
+    return result_of("balances: none is shown", faults, runs=len(seen), blind=blind, is_certain=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from langchain_core.language_models.llms import LLM
@@ -61,6 +61,7 @@ from langchain_dpicl.reports.verify import public_words
 
 
 Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
+EventT = TypeVar("EventT")
 
 # What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
 _EPSILON = 1e12
@@ -115,8 +116,9 @@ class OnceGame(Game):
         raise NotImplementedError
 
     def outcome(self, counts: Mapping[str, int]) -> str:
-        """Returns `MINE` where the counts speak for the target."""
-        raise NotImplementedError
+        """Returns `MINE` where the counts speak for the target and, of another in its place, against it."""
+        is_replaced = self.options["adjacency"] == "replace_one"
+        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
 
     def outcomes(self) -> tuple[str, ...]:
         """Returns the first of two outcomes, which says all."""
@@ -164,11 +166,6 @@ class CountGame(OnceGame):
         """Counts."""
         return made.run().counts, made.share.remaining("counts")
 
-    def outcome(self, counts: Mapping[str, int]) -> str:
-        """Returns whether the counts speak for the target; of another in its place, against it."""
-        is_replaced = self.options["adjacency"] == "replace_one"
-        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
-
 
 def laplace_law(moved: int) -> Callable[[float], tuple[float, float]]:
     """Returns the chances of `MINE` on both sides, from the factor of the noise, if a unit moves so many counts."""
@@ -194,6 +191,15 @@ def count_games(*, adjacency: str) -> Iterator[CountGame]:
     )
 
 
+def _parts(event: Event, kind: type[EventT]) -> list[EventT]:
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    return [part for part in parts if isinstance(part, kind)]
+
+
+def _failure_charged(event: Event) -> float:
+    return math.fsum(part.delta for part in _parts(event, FailureEvent))
+
+
 def count_checks(release: CountPlan) -> Iterator[Named]:
     """Yields the checks of one plan of counts, except for games."""
     yield "values: one unit adds no more than charged", lambda: check_contribution(release)
@@ -205,7 +211,7 @@ def count_checks(release: CountPlan) -> Iterator[Named]:
 
 def check_contribution(release: CountPlan) -> AuditResult:
     """Checks that no unit, with any number of records and values, moves the counts by more than is charged."""
-    rule, most = release.rule, release.l1_sensitivity
+    rule = release.rule
     name = rule.name or "text"
     declared = rule.declared or tuple(f"value {place}" for place in range(12))
     units: list[tuple[dict[str, str], ...]] = [
@@ -214,16 +220,25 @@ def check_contribution(release: CountPlan) -> AuditResult:
         tuple({name: declared[0]} for _ in range(50)),
         tuple({name: text} for text in ("", "\x00", "a" * 500, declared[0].upper(), f" {declared[0]}\t", "NaN")),
     ]
+    return _contribution("values: one unit adds no more than charged", release, units)
+
+
+def _contribution(check: str, release: CountPlan, units: Sequence[Any]) -> AuditResult:
+    """Checks that none of these units moves the counts by more than is charged, in L1 and in L2."""
+    rule, most = release.rule, release.l1_sensitivity
     faults, tried = set[str](), 0
     counts = [Counter(rule.of(unit)) for unit in units]
+    if rule.declared is not None and not set().union(*counts) <= set(rule.declared):
+        faults.add("a unit casts what is not declared")
     for one in counts:
         for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
             moves = [abs(one[value] - other[value]) for value in {*one, *other}]
             tried += 1
             if sum(moves) > most or max(moves, default=0) > 1:
                 faults.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
-    check, blind = "values: one unit adds no more than charged", ("units not tried",)
-    return result_of(check, sorted(faults), runs=tried, blind=blind, is_certain=True)
+            if math.hypot(*moves) > rule.l2_sensitivity(release.adjacency):
+                faults.add("a unit moves the counts further in L2 than is charged")
+    return result_of(check, sorted(faults), runs=tried, blind=("units not tried",), is_certain=True)
 
 
 def check_noise(release: CountPlan | OutcomePlan, *, draws: int = 4_000) -> AuditResult:
@@ -278,9 +293,7 @@ def _noisy(release: CountPlan | OutcomePlan, counts: Mapping[str, int]) -> tuple
 
 def check_threshold(release: CountPlan) -> AuditResult:
     """Checks that the ticket charges at least the chance that values of one unit pass, by scipy's law."""
-    mechanism, event = release.mechanism, release.tickets()[0].event
-    parts = event.events if isinstance(event, ComposedEvent) else (event,)
-    charged = math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+    mechanism, charged = release.mechanism, _failure_charged(release.tickets()[0].event)
     rate = 1.0 / float(release.scale)
     least = (mechanism.threshold or 1) - 1
     passes = float(stats.dlaplace(rate).pmf(least)) / -math.expm1(-rate)
@@ -300,9 +313,7 @@ def check_single_unit(adjacency: Any, *, runs: int = 400) -> AuditResult:
     faults, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
     for run in range(runs):
         made = finder_of((MINE, *(crowd if run % 2 else ())), adjacency=adjacency)
-        event = made.plan.tickets()[0].event
-        parts = event.events if isinstance(event, ComposedEvent) else (event,)
-        charged = math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+        charged = _failure_charged(made.plan.tickets()[0].event)
         try:
             passed += MINE in made.run().counts
         except ConfigurationError:  # counts that a plan cannot release are none of it
@@ -411,25 +422,7 @@ def check_keywords(release: CountPlan) -> AuditResult:
     texts = [" ".join(some[:size]) for size in range(len(some) + 1)]
     texts += [" ".join(some * 20), " ".join(reversed(some)), " ".join(some).upper(), "\x00 \u200b", "?".join(some)]
     units = [(), *(({name: text},) for text in texts), tuple({name: text} for text in texts)]
-    faults, tried = set[str](), 0
-    counts = [Counter(rule.of(unit)) for unit in units]
-    for one in counts:
-        for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
-            moves = [abs(one[keyword] - other[keyword]) for keyword in {*one, *other}]
-            tried += 1
-            if sum(moves) > release.l1_sensitivity or max(moves, default=0) > 1:
-                faults.add(f"a unit moves the counts by {sum(moves)}, charged is {release.l1_sensitivity}")
-            if math.hypot(*moves) > rule.l2_sensitivity(release.adjacency):
-                faults.add("a unit moves the counts further in L2 than is charged")
-            if not {*one, *other} <= set(declared):
-                faults.add("a unit casts a keyword that is not declared")
-    return result_of(
-        "keywords: one unit adds no more than charged",
-        sorted(faults),
-        runs=tried,
-        blind=("units not tried",),
-        is_certain=True,
-    )
+    return _contribution("keywords: one unit adds no more than charged", release, units)
 
 
 def check_topics(plan: DocumentsPlan) -> AuditResult:
@@ -497,8 +490,6 @@ def check_topic_choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
     )
 
 
-# What a game costs in all is of no interest, and no budget is in its way.
-
 _DELTA = 0.1
 _WORD_RUNS = {"add_remove": 650, "replace_one": 1_350}
 _VISIBLE_NOISES = (0.25, 2.0)
@@ -545,9 +536,7 @@ class WordGame(OnceGame):
 
     def event(self, side: Any) -> Event:
         """Returns the Gaussian event of the ticket of one release: no failure concerns words that others hold."""
-        event = OnceGame.event(self, side)
-        parts = event.events if isinstance(event, ComposedEvent) else (event,)
-        (noise,) = (part for part in parts if isinstance(part, GaussianEvent))
+        (noise,) = _parts(OnceGame.event(self, side), GaussianEvent)
         return noise
 
 
@@ -652,21 +641,13 @@ def check_word_noise(release: WordRelease, what: str = "words", *, draws: int = 
 
 def _noise_charged(release: WordRelease) -> float:
     """Returns the deviation that the event charges for, from the sensitivity by hand."""
-    event = release.event
-    parts = event.events if isinstance(event, ComposedEvent) else (event,)
-    noise = math.fsum(part.noise_multiplier for part in parts if isinstance(part, GaussianEvent))
+    noise = math.fsum(part.noise_multiplier for part in _parts(release.event, GaussianEvent))
     return noise * (1.0 if release.adjacency == "add_remove" else math.sqrt(2.0))
-
-
-def _failure_charged(release: WordRelease) -> float:
-    event = release.event
-    parts = event.events if isinstance(event, ComposedEvent) else (event,)
-    return math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
 
 
 def check_word_threshold(release: WordRelease, what: str = "words") -> AuditResult:
     """Checks that the ticket charges at least the chance that any item of one unit passes, by scipy's law."""
-    charged, scale = _failure_charged(release), _noise_charged(release)
+    charged, scale = _failure_charged(release.event), _noise_charged(release)
     least = release.mechanism.threshold
     costs = {
         j: -math.expm1(j * math.log1p(-float(stats.norm.sf((least - 1.0 / math.sqrt(j)) / scale))))
@@ -718,14 +699,12 @@ def _hits(release: WordRelease, noise: float, size: int, most: int, units: int) 
         made = WordRelease(UnitPairs("text", most), mechanism, release.adjacency)
         records = [({"text": " ".join(words)},) for words in held]
         found = [pair.split(" ")[0] for pair, _ in made.release(records, tuple(owner), rng=SYSTEM_RANDOM)]
-        return len({owner[word] for word in found}), _failure_charged(made)
+        return len({owner[word] for word in found}), _failure_charged(made.event)
     texts = tuple(" ".join(words[:size]) for words in held)
     finder = word_finder_of(texts, adjacency=release.adjacency, noise_multiplier=noise, max_values=most)
-    charged = _failure_charged(finder.plan.release)
+    charged = _failure_charged(finder.plan.release.event)
     return len({owner[word] for word in finder.run(progress=False).words}), charged
 
-
-# What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
 
 _LABELS = (MINE, OTHER)
 _OUTCOME_RUNS = {"add_remove": 480, "replace_one": 1_560}
@@ -802,11 +781,6 @@ class EvaluationGame(OnceGame):
         table, by_score = found.tables["exact"], found.by_score["exact"]
         counts = {MINE: min(table[MINE, MINE], by_score[1.0]), OTHER: max(table[OTHER, MINE], by_score[0.0])}
         return counts, _tickets_left(made)
-
-    def outcome(self, counts: Mapping[str, int]) -> str:
-        """Returns whether the counts speak for the target; of another in its place, against it."""
-        is_replaced = self.options["adjacency"] == "replace_one"
-        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

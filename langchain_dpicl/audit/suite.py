@@ -41,6 +41,7 @@ from langchain_dpicl.audit.game import (
     mu_squared,
     odds_law,
     play,
+    result_of,
     vector_law,
 )
 from langchain_dpicl.audit.targets import (
@@ -415,26 +416,15 @@ def judge_presences(presences: Sequence[int], *, name: str) -> AuditResult:
     if not is_fair_and_fresh([bool(count) for count in presences]):
         present = sum(map(bool, presences))
         problems.append(f"in {present} of {len(presences)} samples, expected half of them, each by its own coin")
-    return AuditResult(
-        check=name,
-        verdict="violated" if problems else "sound",
-        runs=len(presences),
-        details=tuple(problems),
-        blind_to=("a rate that is wrong by less than a half: `sampler: rate` looks at it more closely",),
-    )
+    blind = ("a rate that is wrong by less than a half: `sampler: rate` looks at it more closely",)
+    return result_of(name, problems, runs=len(presences), blind=blind)
 
 
 def check_one_place(method: str, options: Mapping[str, Any], *, runs: int = 40, name: str = "") -> AuditResult:
     """Checks that a unit that is in every sample stands in one of three slots, and in one only."""
     presences = list(PRESENCES[method](runs, **{**options, "public_size": 3, "num_slots": 3}))
     problems = [f"a unit stands in {count} slots of one sample" for count in sorted(set(presences) - {1})]
-    return AuditResult(
-        check=name or "slots: a unit is seen in one prompt",
-        verdict="violated" if problems else "sound",
-        runs=runs,
-        confidence=1.0,
-        details=tuple(problems),
-    )
+    return result_of(name or "slots: a unit is seen in one prompt", problems, runs=runs, blind=(), is_certain=True)
 
 
 # Shown epsilons are rounded; a claim may be short by this much.
