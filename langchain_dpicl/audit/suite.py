@@ -795,11 +795,11 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
     sampling = design.sampling if design.sampling in {"fixed", "partition"} else "poisson"
     if subject.method == "free_form":
         return tuple(free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
-    if subject.method == "generation":
-        rule = subject.plan.rule  # type: ignore[union-attr]
+    if isinstance(subject.plan, GenerationPlan):
+        rule = subject.plan.rule
         terms = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
         rule_terms = {key: value for key, value in terms.items() if value is not None}
-        words = () if subject.plan.words is None else count_games.word_games(adjacency=release.adjacency)  # type: ignore[union-attr]
+        words = () if subject.plan.words is None else count_games.word_games(adjacency=release.adjacency)
         texts = token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape)
         return (*words, *texts)
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))

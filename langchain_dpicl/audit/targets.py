@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -20,15 +20,13 @@ from langchain_dpicl.backends.base import Token, TokenSession, TrainingExample
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery, WordDiscovery, WordsPlan
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
 from langchain_dpicl.documents import DocumentsPlan, DocumentSynthesizer
 from langchain_dpicl.evaluation.choose import Choosing
 from langchain_dpicl.evaluation.evaluate import Evaluation
-from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
-from langchain_dpicl.evolution import EvolutionPlan, PrivateEvolution
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.free_form import DPFreeFormRunnable
-from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import (
     ConfidentGNMax,
@@ -48,16 +46,14 @@ from langchain_dpicl.options import (
     noise_of,
 )
 from langchain_dpicl.pate.labeler import PromptPATELabeler
-from langchain_dpicl.pate.plan import LabellingPlan
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.extensions.registry import Teachers
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.verify import shown_differences, shown_plan
-from langchain_dpicl.retrieval import DPRetrievalVotingRunnable, RetrievalPlan
-from langchain_dpicl.runs.query_plan import QueryPlan
-from langchain_dpicl.soft_prompts.plan import TrainingPlan
+from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.voting import DPVotingRunnable
 
@@ -508,50 +504,22 @@ def plain_steps(steps: int, *, expected_batch_size: int = 1, l2_clip_norm: float
 # and ledger are read, never its records.
 
 
-Method: TypeAlias = Literal[
-    "voting",
-    "free_form",
-    "pate",
-    "generation",
-    "evolution",
-    "dpsgd",
-    "counts",
-    "words",
-    "retrieval",
-    "documents",
-    "evaluation",
-    "choice",
-]
-Plan: TypeAlias = (
-    QueryPlan
-    | LabellingPlan
-    | GenerationPlan
-    | EvolutionPlan
-    | TrainingPlan
-    | DiscoveryPlan
-    | WordsPlan
-    | RetrievalPlan
-    | DocumentsPlan
-    | EvaluationPlan
-    | ChoicePlan
+_CLASSES: tuple[type, ...] = (
+    DPVotingRunnable,
+    DPFreeFormRunnable,
+    PromptPATELabeler,
+    DemonstrationSynthesizer,
+    PrivateEvolution,
+    PromptDPSGD,
+    UnitCounter,
+    ValueDiscovery,
+    WordDiscovery,
+    DocumentSynthesizer,
+    DPRetrievalVotingRunnable,
+    Evaluation,
+    Choosing,
 )
-
-_CLASSES: tuple[tuple[type, Method], ...] = (
-    (DPVotingRunnable, "voting"),
-    (DPFreeFormRunnable, "free_form"),
-    (PromptPATELabeler, "pate"),
-    (DemonstrationSynthesizer, "generation"),
-    (PrivateEvolution, "evolution"),
-    (PromptDPSGD, "dpsgd"),
-    (UnitCounter, "counts"),
-    (ValueDiscovery, "counts"),
-    (WordDiscovery, "words"),
-    (DocumentSynthesizer, "documents"),
-    (DPRetrievalVotingRunnable, "retrieval"),
-    (Evaluation, "evaluation"),
-    (Choosing, "choice"),
-)
-COMPONENTS = tuple(kind.__name__ for kind, _ in _CLASSES)
+COMPONENTS = tuple(kind.__name__ for kind in _CLASSES)
 """The components that can be audited as objects."""
 
 
@@ -561,7 +529,7 @@ class Subject:
 
     Attributes:
       name: for the report.
-      method: which component runs it.
+      method: which component runs it: "voting", "free_form", "pate", "dpsgd", or what its plan calls it.
       plan: what runs, with the epsilon that it costs by this package's accounting, computed now.
       epsilon: what is claimed.
       delta: at which it is claimed.
@@ -571,8 +539,8 @@ class Subject:
     """
 
     name: str
-    method: Method
-    plan: Plan
+    method: str
+    plan: SharePlan
     epsilon: float
     delta: float
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -601,13 +569,13 @@ class Subject:
             return given
         if isinstance(given, Mapping):
             return _of_json(given, name=name)
-        for kind, method in _CLASSES:
+        for kind in _CLASSES:
             if type(given) is kind:
-                return _of_component(given, method, name=name or kind.__name__)
+                return _of_component(given, name=name or kind.__name__)
             if isinstance(given, kind):
                 advice = f"The checks play {kind.__name__} itself: what your class overrides would run unaudited."
                 raise fail("audit", f"a {kind.__name__}, no class derived of it", type(given).__name__, advice)
-        if isinstance(given, get_args(Plan)):
+        if isinstance(given, SharePlan):
             method = _method_of(given)
             shown = name or f"a plan of {method}"
             return cls(name=shown, method=method, plan=given, epsilon=given.epsilon, delta=given.delta)
@@ -615,8 +583,9 @@ class Subject:
         raise fail("audit", expected, type(given).__name__, "A prompt template or selector: audit what made it.")
 
 
-def _of_component(given: Any, method: Method, *, name: str) -> Subject:
+def _of_component(given: Any, *, name: str) -> Subject:
     """Reads what is public of a component: its plan, its share of the budget, and what leaves it."""
+    method = _method_of(given.plan)
     options: dict[str, Any] = {}
     if method == "voting":
         options = {"with_scores": given.answers.scores, "abstain_below": given.abstain_below}
@@ -658,8 +627,7 @@ def _of_json(given: Mapping[str, Any], *, name: str | None) -> Subject:
     )
 
 
-def _method_of(plan: Any) -> Method:
+def _method_of(plan: Any) -> str:
     if plan.method == "queries":
         return "voting" if isinstance(plan.release.aggregation, VoteSum | ProbabilitySum) else "free_form"
-    method: Method = {"labels": "pate", "training": "dpsgd"}.get(plan.method, plan.method)
-    return method
+    return str({"labels": "pate", "training": "dpsgd"}.get(plan.method, plan.method))
