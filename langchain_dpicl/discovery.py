@@ -67,7 +67,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.counts import ReleasedCounts, ReleasedWords, WordGroup
 from langchain_dpicl.reports.verify import public_words
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall, RunItem
 
 # Fraction of the share's delta for the threshold; the noise needs hardly any of it.
 _FOR_THRESHOLD = 0.99
@@ -220,16 +220,6 @@ def _event(noise_multiplier: float, failure: float) -> Event:
     return ComposedEvent((noisy, FailureEvent(failure))) if failure else noisy
 
 
-@dataclass(slots=True)
-class _Counted:
-    """The one item of a count: its released counts, and the ticket that pays."""
-
-    counts: tuple[Count, ...] = ()
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
-
-
 @tells_how_to_build()
 class _Counting(ReleaseRun[Count, ReleasedCounts]):
     """One release of counts for one ticket; a repeated call returns the same counts for free."""
@@ -239,7 +229,7 @@ class _Counting(ReleaseRun[Count, ReleasedCounts]):
     plan: DiscoveryPlan
 
     def __init__(self, private: PrivateExamples, *, plan: DiscoveryPlan, share: Share, budget: Budget) -> None:
-        self._counted = _Counted()
+        self._counted: OneResult[tuple[Count, ...]] = OneResult()
         super().__init__(private, [self._counted], plan=plan, budget=budget, share=share)
 
     @classmethod
@@ -273,24 +263,23 @@ class _Counting(ReleaseRun[Count, ReleasedCounts]):
         share = declare_share(private, payer, plan, component=name, epsilon=epsilon, public=plan.to_dict())
         return cls(private, plan=plan, share=share, budget=payer)
 
-    def _make(self, item: _Counted, call: RunCall) -> EffectGenerator[None]:
+    def _make(self, item: OneResult[tuple[Count, ...]], call: RunCall) -> EffectGenerator[None]:
         yield Blocking(lambda: self._count(item, call))
 
-    def _count(self, item: _Counted, call: RunCall) -> None:
+    def _count(self, item: OneResult[tuple[Count, ...]], call: RunCall) -> None:
         item.ticket = self.share.reserve(COUNT_TEMPLATE)
         call.events.tickets += 1
-        item.counts = release_counts(self._private, item.ticket, plan=self.plan.release)
-        item.done = True
+        item.keep(release_counts(self._private, item.ticket, plan=self.plan.release))
         item.ticket.commit()
         call.tick()
 
-    def _examples(self, item: _Counted) -> tuple[Count, ...]:
-        return item.counts
+    def _examples(self, item: OneResult[tuple[Count, ...]]) -> tuple[Count, ...]:
+        return item.value or ()
 
     def _value(self) -> ReleasedCounts:
         if not self.is_finished:
             raise fail("result", "a run that has released its counts", "one that has not", "Call run() first.")
-        return ReleasedCounts(dict(self._counted.counts), self.report, self.plan.to_dict())
+        return ReleasedCounts(dict(self._counted.value or ()), self.report, self.plan.to_dict())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(component={self.component!r}, field={self.plan.release.rule.name!r})"
@@ -657,15 +646,12 @@ def plan_words(
 
 
 @dataclass(slots=True)
-class _Label:
+class _Label(RunItem):
     """What is released of one label, or of all units, and the ticket that pays for the release that runs now."""
 
     label: str | None
     words: tuple[Weight, ...] | None = None
     pairs: tuple[Weight, ...] | None = None
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
 
     @property
     def is_lost(self) -> bool:

@@ -111,7 +111,7 @@ from langchain_dpicl.released.counts import WordGroup, without_words
 from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, blocks_of
 from langchain_dpicl.reports.verify import problems_in, public_words, topic_problems, topic_word_problems
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.release_run import RunCall, RunJournal, reads_of, report_of
+from langchain_dpicl.runs.release_run import RunCall, RunItem, RunJournal, reads_of, report_of
 
 TopicNoise: TypeAlias = Literal["discrete_laplace", "gaussian"]
 TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
@@ -634,7 +634,7 @@ class TopicDecodingSpec(DecodingSpec):
 
 
 @dataclass(slots=True)
-class _Findings:
+class _Findings(RunItem):
     """The first item of a run: topics with their noisy counts, the words of each place, and the ticket at work.
 
     Attributes:
@@ -654,9 +654,6 @@ class _Findings:
     gone: frozenset[str] | None = None
     dropped: frozenset[str] | None = None
     is_reviewed: bool = False
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
 
 
 @tells_how_to_build()

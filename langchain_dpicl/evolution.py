@@ -746,10 +746,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         )
         nearest = NearestRows(as_embeddings(embeddings), neighbours=search.neighbours)
         public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
-        found = component if component is not None else RunJournal.component_in(checkpoint)
-        name = spender.fresh_name("evolution") if found is None else found
-        terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
-        journal = RunJournal.open(checkpoint, **terms)
+        name, journal = RunJournal.of(checkpoint, component, "evolution", budget=spender, private=private, plan=public)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
         writer = EvolutionWriter(model, wording, given, budget if isinstance(budget, Mapping) else None)
         handles: dict[str, Any] = {"budget": spender, "share": share, "journal": journal}

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from langchain_core.runnables import RunnableConfig
 
@@ -39,7 +39,7 @@ from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.base import write_whole
 from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -78,26 +78,11 @@ class Saved(ABC):
         return html_table(type(self).__name__, {**shown, **self._released()})
 
 
-@dataclass(slots=True)
-class Released(Generic[T]):
-    """The one item of a run: what was released, and the ticket that pays."""
-
-    value: T | None = None
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
-
-    def keep(self, value: T) -> None:
-        """Keeps what was released; called before its ticket is committed, which may fail."""
-        self.value = value
-        self.done = True
-
-
 class OneRelease(ReleaseRun[T, Result]):
     """A run of one release for one ticket, about one question."""
 
     def __init__(self, private: PrivateExamples, question: Question, **run: Any) -> None:
-        self._item: Released[T] = Released()
+        self._item: OneResult[T] = OneResult()
         super().__init__(private, [self._item], **run)
         self._question = question
         self._draws_records = private.records_per_unit > 1
@@ -125,7 +110,7 @@ class OneRelease(ReleaseRun[T, Result]):
         """Whether nothing was released and no ticket is left: it burnt, or was charged by a call that was stopped."""
         return not self.is_finished and self.share.remaining(self._kind.template, label=self._kind.label) < 1
 
-    def _make(self, item: Released[T], call: RunCall) -> EffectGenerator[None]:
+    def _make(self, item: OneResult[T], call: RunCall) -> EffectGenerator[None]:
         kind = self._kind
         item.ticket = ticket = yield Blocking(lambda: self.share.reserve(kind.template, label=kind.label))
         call.events.tickets += 1
@@ -137,7 +122,7 @@ class OneRelease(ReleaseRun[T, Result]):
         if self.is_finished:  # the budget keeps the run, and would keep the examples
             vars(self).pop("_private", None)
 
-    def _examples(self, item: Released[T]) -> tuple[T, ...]:
+    def _examples(self, item: OneResult[T]) -> tuple[T, ...]:
         return () if item.value is None else (item.value,)
 
     def _check_done(self, failure: str) -> None:

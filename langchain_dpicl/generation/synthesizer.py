@@ -87,7 +87,7 @@ from langchain_dpicl.released.counts import WordGroup
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports.verify import first_word_problems, problems_in, public_words
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid, report_of
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunItem, RunJournal, check_paid, report_of
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 
@@ -429,8 +429,8 @@ class DisjointBatches(Opaque):
 
 
 @dataclass(slots=True)
-class FirstWords:
-    """The words of one label, or of all units, that are released before its texts, and the ticket at work.
+class FirstWords(RunItem):
+    """The words of one label, or of all units, that are released before its texts.
 
     Attributes:
       label: the label; None: all units.
@@ -439,9 +439,6 @@ class FirstWords:
 
     label: str | None
     words: tuple[Weight, ...] | None = None
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
 
 
 class DraftRun(ReleaseRun[Item, Result]):
@@ -832,10 +829,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         if per_window is not None and private.blocks is not None:
             how: dict[str, Any] = {"per_window": per_window, "parts": one_run.tickets()}
             runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
-        found = component if component is not None else RunJournal.component_in(checkpoint)
-        name = spender.fresh_name("few-shot") if found is None else found
-        terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
-        journal = RunJournal.open(checkpoint, **terms)
+        name, journal = RunJournal.of(checkpoint, component, "few-shot", budget=spender, private=private, plan=public)
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
         elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
         paid: dict[str, Any] = {"component": name, "epsilon": epsilon, "runs": runs}

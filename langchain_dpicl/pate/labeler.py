@@ -552,11 +552,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
         public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least, **shape.reported}
         public |= {"other_label": reading.other_label} if other else {}
-        name = RunJournal.component_in(checkpoint) if component is None else component
-        name = spender.fresh_name("pate") if name is None else name
-        journal = RunJournal.open(
-            checkpoint, component=name, ledger_id=spender.ledger_id, dataset_id=private.dataset_id, plan=public
-        )
+        name, journal = RunJournal.of(checkpoint, component, "pate", budget=spender, private=private, plan=public)
         declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
         elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=words, inputs=inputs, **declared)
         share = declare_share(private, spender, plan, engines=[scorer], **declared)

@@ -21,7 +21,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from tqdm.auto import tqdm
@@ -114,6 +114,24 @@ class RunJournal:
         lines = [] if path is None else _read(check_target("checkpoint", path))[0]
         component = lines[0][0].get("component") if lines else None
         return component if isinstance(component, str) else None
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str] | None,
+        component: str | None,
+        prefix: str,
+        *,
+        budget: Budget,
+        private: PrivateExamples,
+        plan: Mapping[str, Any],
+    ) -> tuple[str, Self | None]:
+        """Returns the component's name (the given one, that of the journal or a new one) and `open` of its journal."""
+        found = cls.component_in(path) if component is None else component
+        name = budget.fresh_name(prefix) if found is None else found
+        return name, cls.open(
+            path, component=name, ledger_id=budget.ledger_id, dataset_id=private.dataset_id, plan=plan
+        )
 
     def append(self, entry: Mapping[str, Any], *, arrays: bytes | None = None) -> None:
         """Writes and syncs one release; after an error the line is kept, and the next `append` or `flush` writes it.
@@ -241,11 +259,28 @@ Result = TypeVar("Result")
 T = TypeVar("T")
 
 
-class RunItem(Protocol):
-    """One unit of work of a run (a demonstration, an input, a histogram); holds public or released values only."""
+@dataclass(slots=True, kw_only=True)
+class RunItem:
+    """One unit of work of a run and the ticket at work; holds public or released values only.
 
-    done: bool
-    busy: bool
+    Items that keep their tickets in another way have `done` and `busy` themselves.
+    """
+
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class OneResult(RunItem, Generic[T]):
+    """The one item of a run, and what was released."""
+
+    value: T | None = None
+
+    def keep(self, value: T) -> None:
+        """Keeps what was released; called before its ticket is committed, which may fail."""
+        self.value = value
+        self.done = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,10 +212,8 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
         text = None if prompt is None else prompt.init_text
         shown = {"optimizer": rule.to_dict(), **named.to_dict(), **_describe(engine, text)}
         public = {**plan.to_dict(), "training": shown}
-        name = RunJournal.component_in(checkpoint) if component is None else component
-        name = spender.fresh_name("soft-prompt") if name is None else name
-        journal = RunJournal.open(
-            checkpoint, component=name, ledger_id=spender.ledger_id, dataset_id=private.dataset_id, plan=public
+        name, journal = RunJournal.of(
+            checkpoint, component, "soft-prompt", budget=spender, private=private, plan=public
         )
         looks = Validation.of(named, training, labels=engine.task.labels, steps=plan.steps)
         state = rule.start(engine.initial(text))
