@@ -295,13 +295,13 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     if arguments.json:
         call.say(run.result.to_json())
     elif not arguments.quiet:
-        say_report(call, budget)
+        say_report(budget, say=call.say)
     return code
 
 
-def say_report(call: Call, budget: PrivacyBudgetCallbackHandler) -> None:
+def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:
     """Prints the report of a budget, and below it what is left."""
-    call.say("\n".join([str(budget.report()), "", *remaining_text(budget.budget)]))
+    say("\n".join([str(budget.report()), "", *remaining_text(budget.budget)]))
 
 
 def _continuation(*, has_workers: bool, is_durable: bool) -> str:

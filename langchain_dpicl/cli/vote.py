@@ -20,7 +20,6 @@ from langchain_dpicl.cli.inputs import (
     private_examples,
     read_settings,
 )
-from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
@@ -122,7 +121,7 @@ def _answer(call: Call, asked: Sequence[Any]) -> int:
     with _appending(arguments.out) as out:
         _ask(call, voter, queries, out)
     if not call.is_quiet:
-        say_report(call, budget)
+        say_report(budget, say=call.say)
     return DONE
 
 
@@ -384,7 +383,7 @@ def _released(call: Call, release: Any, *chains: Any, **asked: Any) -> int:
         call.say(result.to_json())
     elif not arguments.quiet:
         call.say(f"{result}\n")
-        say_report(call, budget)
+        say_report(budget, say=call.say)
     return DONE
 
 
@@ -533,19 +532,8 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
     if arguments.json:
         say(released.to_json())
     elif not arguments.quiet:
-        say(
-            "\n".join(
-                (
-                    _discovery_text(run.plan),
-                    "",
-                    *_found_text(released),
-                    "",
-                    str(budget.report()),
-                    "",
-                    *remaining_text(budget.budget),
-                )
-            )
-        )
+        say("\n".join([_discovery_text(run.plan), "", *_found_text(released), ""]))
+        say_report(budget, say=say)
     return DONE
 
 
