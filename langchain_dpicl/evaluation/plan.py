@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -214,31 +214,46 @@ def _two_sided(
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationPlan(SharePlan):
-    """The public plan of one evaluation: the release, its ticket, its calls and its expected intervals.
+class _UnitsPlan(SharePlan):
+    """A plan of one release about a sample of the units, or of those of one half.
 
     Attributes:
-      release: sample, tables and noise.
-      widths: number of outcomes of each table of each evaluator.
       public_size: declared number of units.
       sample: units that are read, on average.
       calls_per_unit: model calls for one unit.
       part: half of the data that is read; None: all of it.
     """
 
-    method: ClassVar[str] = "evaluation"
-
-    release: OutcomePlan
-    widths: tuple[tuple[int, ...], ...]
     public_size: int
     sample: int
     calls_per_unit: int
-    part: Part | None = None
+    part: Part | None = field(default=None, kw_only=True)
 
     @property
     def sizes(self) -> Mapping[str | None, int]:
         """The declared units, of the half that is read or of all."""
         return {self.part: self.public_size}
+
+    def cost(self, *, record_tokens: int = 60) -> Cost:
+        """Returns the expected model use, from public caps; see `SharePlan.cost`."""
+        check_int("record_tokens", record_tokens, low=1)
+        calls = self.sample * self.calls_per_unit
+        return Cost(calls, 0, calls * record_tokens, calls)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan(_UnitsPlan):
+    """The public plan of one evaluation: the release, its ticket, its calls and its expected intervals.
+
+    Attributes:
+      release: sample, tables and noise.
+      widths: number of outcomes of each table of each evaluator.
+    """
+
+    method: ClassVar[str] = "evaluation"
+
+    release: OutcomePlan
+    widths: tuple[tuple[int, ...], ...]
 
     @property
     def implementation_delta(self) -> float:
@@ -248,12 +263,6 @@ class EvaluationPlan(SharePlan):
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the one ticket of the share."""
         return tuple(dataclasses.replace(ticket, label=self.part) for ticket in self.release.tickets())
-
-    def cost(self, *, record_tokens: int = 60) -> Cost:
-        """Returns the expected model use, from public caps; see `SharePlan.cost`."""
-        check_int("record_tokens", record_tokens, low=1)
-        calls = self.sample * self.calls_per_unit
-        return Cost(calls, 0, calls * record_tokens, calls)
 
     def expected(self, accuracy: float = 0.8, confidence: float = 0.95) -> dict[str, float]:
         """Returns the expected half widths of the interval of a rate, in points of 1; of the evaluator with the widest.
@@ -350,7 +359,7 @@ def plan_evaluation(
     if part is not None:
         check_choice("part", part, get_args(Part))
     draft = EvaluationPlan(
-        release, tables, size, read, calls_per_unit, part, partition=partition, epsilon=0.0, delta=delta
+        size, read, calls_per_unit, release, tables, part=part, partition=partition, epsilon=0.0, delta=delta
     )
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
 
@@ -365,33 +374,20 @@ _SURE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class ChoicePlan(SharePlan):
+class ChoicePlan(_UnitsPlan):
     """The public plan of one choice: the release, its ticket, its calls and the lead that wins.
 
     Attributes:
       release: sample, counts of right answers and noise.
       candidates: number of chains.
-      public_size: declared number of units.
-      sample: units that are read, on average.
-      calls_per_unit: model calls for one unit.
       is_rounded: whether there are other marks than the least and the largest.
-      part: half of the data that is read; None: all of it.
     """
 
     method: ClassVar[str] = "choice"
 
     release: ReleasePlan
     candidates: int
-    public_size: int
-    sample: int
-    calls_per_unit: int
     is_rounded: bool = False
-    part: Part | None = None
-
-    @property
-    def sizes(self) -> Mapping[str | None, int]:
-        """The declared units, of the half that is read or of all."""
-        return {self.part: self.public_size}
 
     @property
     def implementation_delta(self) -> float:
@@ -402,12 +398,6 @@ class ChoicePlan(SharePlan):
         """Returns the one ticket of the share."""
         event = self.release.block_event(1)
         return (Ticket(template=CHOICE_TEMPLATE, event=event, label=self.part, refundable=True),)
-
-    def cost(self, *, record_tokens: int = 60) -> Cost:
-        """Returns the expected model use, from public caps; see `SharePlan.cost`."""
-        check_int("record_tokens", record_tokens, low=1)
-        calls = self.sample * self.calls_per_unit
-        return Cost(calls, 0, calls * record_tokens, calls)
 
     @property
     def lead(self) -> float:
@@ -494,6 +484,6 @@ def plan_choice(
         sampler=PoissonUnits(read / size), aggregation=KeywordSum(), mechanism=GumbelMechanism(1.0), adjacency=adjacency
     )
     draft = ChoicePlan(
-        release, width, size, read, calls, is_rounded, part, partition=partition, epsilon=0.0, delta=delta
+        size, read, calls, release, width, is_rounded, part=part, partition=partition, epsilon=0.0, delta=delta
     )
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
