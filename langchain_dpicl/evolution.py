@@ -40,7 +40,7 @@ from langchain_dpicl.options import (
     refuse_unused,
 )
 from langchain_dpicl.planning.expected_utility import noise_scale
-from langchain_dpicl.planning.share_plan import Cost, SharePlan, terms_shown, with_noise_for
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, num_branches, terms_shown, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -110,8 +110,7 @@ class EvolutionPlan(SharePlan):
     @property
     def implementation_delta(self) -> float:
         """Declared gap between ideal and drawn noise, over the releases that one unit takes part in."""
-        # Under replace_one a unit may change label and take part in two branches.
-        branches = 2 if self.release.adjacency == "replace_one" and len(self.labels) > 1 else 1
+        branches = num_branches(len(self.labels), self.release.adjacency)
         return branches * self.release.implementation_delta(self.rounds, width=self.width)
 
     def tickets(self) -> tuple[Ticket, ...]:

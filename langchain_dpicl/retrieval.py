@@ -25,7 +25,7 @@ from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.free_form import (
     MOST_OWED,
     AnswerMaker,
@@ -428,8 +428,6 @@ def plan_retrieval(
     `plan_queries`.
     """
     check_positive_delta(delta)
-    if epsilon is None and noise_multiplier is None:
-        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
     release = ParticipationPlan(
         aggregation=VoteSum() if aggregation is None else aggregation,
         mechanism=GaussianMechanism(1.0),

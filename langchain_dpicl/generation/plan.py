@@ -730,11 +730,9 @@ def published_epsilon(plan: GenerationPlan) -> float | None:
     """
     if not plan.rule.is_logit or plan.rule.free_tokens is not None:
         return None
-    tokens = sum(segment.max_tokens for segment in plan.segments)
+    tokens = sum(segment.max_tokens for segment in plan.segments) * num_branches(len(plan.branches), plan.adjacency)
     if plan.design.sampling != "disjoint":
         tokens *= plan.shots_per_label
-    if plan.release.adjacency == "replace_one" and len(plan.branches) > 1:
-        tokens *= 2  # a unit may change its label
     bound = advanced_composition_epsilon(1.0 / plan.noise_multiplier, tokens, delta=plan.delta)
     return bound if math.isfinite(bound) else None
 

@@ -331,14 +331,9 @@ class QueryOption:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the option's public numbers."""
-        design = self.plan.design
         return {
             "mechanism": self.plan.release.mechanism.name,
-            "rows": design.rows,
-            "num_slots": design.num_slots,
-            "shots_per_slot": design.shots_per_slot,
-            "sampling": design.sampling,
-            "overfill": design.overfill,
+            **dataclasses.asdict(self.plan.design),
             "calibrated": self.calibrated,
             "noise_multiplier": round(self.plan.noise_multiplier, 4),
             "row_right": round(self.row_right, 4),
