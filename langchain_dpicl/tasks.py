@@ -493,7 +493,7 @@ def reader_of(
     Args:
       llm: the model.
       task: with the content-free inputs that there would be.
-      is_wanted: whether to calibrate; None: where the model goes on writing the prompt and declares nothing else.
+      is_wanted: whether to calibrate; None: where the model reports probabilities of tokens and declares nothing else.
       other: whether answers in text that name no label are a candidate of their own.
 
     Raises:
@@ -504,9 +504,8 @@ def reader_of(
     engine = choice_engine(llm, task)
     texts = list(task.texts.values())
     scorer = LabelRows(engine, texts, calibrate=False, other=other)
-    # A chat model answers in a message of its own: its content-free rows say little about its bias.
-    goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
-    wanted = goes_on_writing and row_hint_of(engine).calibrate if is_wanted is None else is_wanted
+    reports_tokens = scorer.kind in {"whole labels", "first tokens"}
+    wanted = reports_tokens and row_hint_of(engine).calibrate if is_wanted is None else is_wanted
     if task.content_free and wanted:
         scorer = LabelRows(engine, texts, calibrate=True)
     else:

@@ -609,8 +609,6 @@ def _source(settings: Settings) -> RowSource:
 
 def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
-    from langchain_dpicl.cli.inputs import names_provider
-
     answers = settings.get("answers") or LabelAnswers()
     asked, calls = answers.calibrate, settings.cost.calls_per_row
     content_free: Sequence[str] = getattr(source, "content_free", answers.content_free)
@@ -618,9 +616,8 @@ def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     reads = [read for read in known if asked is None or read == asked]
     if not reads:
         raise fail("answers.calibrate", f"one of {list(known)}, as rows were rehearsed", asked)
-    # Where nothing is asked for or rehearsed, rows are calibrated unless the model answers in text, as chats do.
-    usual = asked is None and not hasattr(source, "readings") and answers.votes != "text"
-    calibrates = usual and not names_provider(settings.model.name)
+    # Where nothing is asked for or rehearsed, rows are calibrated unless the model answers in text.
+    calibrates = asked is None and not hasattr(source, "readings") and answers.votes != "text"
     return {read: calls or (1 + len(content_free) if read or calibrates else 1) for read in reads}
 
 

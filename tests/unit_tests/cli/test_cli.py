@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import Budget, Decoding, PrivateExamples
+from langchain_dpicl import Budget, Decoding, DPVotingRunnable, LabelAnswers, PrivateExamples
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
@@ -35,6 +35,7 @@ from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.query_plan import compare_queries, declared_design, plan_queries
 from tests.check_coverage import shares
+from tests.scripted_models import ScriptedChat
 
 TWO = ("--set", "guess.labels=2")
 THREE = ("--set", "guess.labels=3")
@@ -365,8 +366,7 @@ class TestPlanOfAnswersToQueries:
             ((), 2),  # the embedded model is calibrated, as a component calibrates it
             (("answers.calibrate=false",), 1),
             (("answers.votes=text",), 1),
-            (("model.name=openai:gpt-4.1-mini",), 1),  # a chat answers in text
-            (("model.name=openai:gpt-4.1-mini", "answers.calibrate=true"), 2),
+            (("model.name=openai:gpt-4.1-mini",), 2),  # a chat model that reports log-probabilities is, too
             (("cost.calls_per_row=3",), 3),
         ],
     )
@@ -376,6 +376,31 @@ class TestPlanOfAnswersToQueries:
         options = [part for one in given for part in ("--set", one)]
         out = self.json(capsys, *THREE, "--set", "rows.slots=10", "--no-compare", *options)
         assert out["cost"]["calls_per_query"] == calls * 11
+
+    @pytest.mark.parametrize(
+        ("given", "answers"),
+        [
+            ((), LabelAnswers()),
+            (("--set", "answers.calibrate=false"), LabelAnswers(calibrate=False)),
+            (("--set", "answers.votes=text"), LabelAnswers(votes="text")),
+        ],
+    )
+    def test_the_calls_are_those_that_a_component_with_a_chat_model_announces(
+        self, given: tuple[str, ...], answers: LabelAnswers, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        private = PrivateExamples([], label_key="label", labels=("a", "b", "c"), public_size=2000)
+        voter = DPVotingRunnable.from_private_examples(
+            private,
+            llm=ScriptedChat(answer=lambda _: {" a": 0.6, " b": 0.3}),
+            budget=Budget(epsilon=1.0, delta=1e-6),
+            epsilon=1.0,
+            max_queries=100,
+            suffix="{input}\nLabel:",
+            answers=answers,
+        )
+        planned = self.json(capsys, *THREE, "--set", "model.name=openai:gpt-4.1-mini", "--no-compare", *given)["cost"]
+        cost = voter.cost()
+        assert (planned["private_calls"], planned["public_calls"]) == (cost.private_calls, cost.public_calls)
 
     def test_fewer_rows_show_what_they_save(self, capsys: pytest.CaptureFixture[str]) -> None:
         priced = ["--set", "cost.price_in=1.0", "--set", "cost.price_out=3.0", "--set", "cost.calls_per_row=2"]
