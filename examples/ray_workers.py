@@ -39,7 +39,8 @@ LEDGER, MEMO = "budget.db", "released.db"
 
 def make_model() -> Any:
     """The model that writes, in each worker. It SEES the private prompts, and has to report token probabilities."""
-    # With a provider: from langchain_openai import ChatOpenAI; return ChatOpenAI(model="gpt-4.1-mini")
+    # With a provider: from langchain_openai import ChatOpenAI; from langchain_dpicl.backends import LangChainBackend
+    # and: return LangChainBackend(ChatOpenAI(model="gpt-4.1-mini"), continuation="instruct")
     return EmbeddedLLM()
 
 

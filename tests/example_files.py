@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-LINE = re.compile(r"^( *)# With a provider: (?P<code>.*)\n.*$", re.MULTILINE)
-"""The comment, and the one line below it, in whose place its code goes."""
+LINE = re.compile(r"^( *)# With a provider: (?P<code>.*(\n *# and: .*)?)\n.*$", re.MULTILINE)
+"""The comment of one or two lines, and the line below it, in whose place its code goes."""
 
 
 def with_provider(source: str) -> str:
     """Does what a file's comment says: one line is changed."""
-    changed, count = LINE.subn(lambda found: f"{found[1]}#\n{found[1]}{found['code']}", source)
+    changed, count = LINE.subn(lambda found: f"{found[1]}#\n{found[1]}{found['code'].replace('# and: ', '')}", source)
     assert count == 1, f"expected one line to change, found {count}"
     return changed
 

@@ -730,7 +730,9 @@ def _find_continuation(calls: CallPool, wire: ReplyFormat, tests: Sequence[tuple
         f"{name} starts a new message instead of continuing the assistant message"
         + (f" ({'; '.join(rejections)})" if rejections else "")
         + ", also with vLLM's switches; use a completion model or a server that continues it, or accept an "
-        "approximation with continuation='instruct'. If the server does continue it, pass prefill='plain' or 'vllm'"
+        "approximation: llm=LangChainBackend(model, continuation='instruct') of langchain_dpicl.backends (on the "
+        "command line: name that object as --model module:attribute). If the server does continue it: "
+        "LangChainBackend(model, prefill='plain') or 'vllm'"
     )
 
 

@@ -326,7 +326,8 @@ class TestWhetherTheServerGoesOn:
     @pytest.mark.parametrize("seed", range(12))
     def test_is_denied_whatever_its_tokens_are(self, seed: int) -> None:
         model = WritingChat(answer=odd_rows(seed=seed), goes_on="never")
-        with pytest.raises(CapabilityError, match=r"starts a new message.*vLLM's switches.*continuation='instruct'"):
+        way = r"starts a new message.*vLLM's switches.*LangChainBackend\(model, continuation='instruct'\).*--model"
+        with pytest.raises(CapabilityError, match=way):
             LangChainBackend(model)
         assert LangChainBackend(model, continuation="instruct").prefill is None
 
