@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psycopg
 from psycopg import conninfo as conninfos
@@ -27,6 +27,7 @@ from langchain_dpicl.privacy._validate import check_int, check_name, check_posit
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
 from langchain_dpicl.stores.rows import (
+    ON_PURPOSE,
     Connected,
     LedgerHead,
     RowTransaction,
@@ -62,9 +63,9 @@ _SERVER = b"SELECT current_setting('fsync'), current_setting('server_encoding')"
 _LOST = (errors.AdminShutdown, errors.CrashShutdown, errors.IdleInTransactionSessionTimeout, psycopg.InterfaceError)
 _FOREIGN = (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError)
 # What may be quoted of the driver's messages: fixed words that tell whom to call, and no more.
+_PASSWORD = ("password authentication failed", "no password supplied")
 _WORDS = (
-    "password authentication failed",
-    "no password supplied",
+    *_PASSWORD,
     "no pg_hba.conf entry",
     "Connection refused",
     "No such file or directory",
@@ -241,10 +242,12 @@ class PostgresConnection:
         text = str(error)
         words = getattr(error, "sqlstate", None) or next((words for words in _WORDS if words in text), "")
         code = f" ({words})" if words else ""
-        foreign = isinstance(error, _FOREIGN) and not isinstance(error, errors.InsufficientPrivilege)
-        kind, advice = LedgerUnavailableError, "Try again when the server can."
-        if foreign:
-            kind, advice = LedgerError, "Restore an untouched copy."  # type: ignore[assignment]
+        kind: type[LedgerError] = LedgerUnavailableError
+        advice = "Check PGPASSWORD or ~/.pgpass." if words in _PASSWORD else "Try again later."
+        if isinstance(error, errors.InsufficientPrivilege):
+            advice = "Give this role its rights (docs/production.md, PostgreSQL)."
+        elif isinstance(error, _FOREIGN):
+            kind, advice = LedgerError, "Restore an untouched copy."
         shown = f"{self.place}: expected {wanted}, found {type(error).__name__}{code}."
         return kind(f"{shown} Nothing is granted. {advice}")
 
@@ -556,11 +559,15 @@ _NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations", "refuse", "fo
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-class SchemaTables:
-    """The names of the tables in one schema, quoted, and which version they have."""
+_SET_UP = "Run setup() once, as the tables' owner."
 
-    def __init__(self, schema: str) -> None:
+
+class SchemaTables:
+    """The names of the tables in one schema, quoted, which version they have, and what to do where there are none."""
+
+    def __init__(self, schema: str, *, absent: str = _SET_UP) -> None:
         self.schema = schema
+        self._absent = absent
         self._names = {name: sql.Identifier(schema, f"dpicl_{name}") for name in _NAMES}
 
     def query(self, text: str) -> bytes:
@@ -579,8 +586,11 @@ class SchemaTables:
         version, expected = self.version(connection), len(MIGRATIONS)
         if version == expected:
             return
-        advice = "Use a newer langchain-dpicl." if version > expected else "Run setup() once, as the tables' owner."
-        state = f"version {version}" if version else "none"
+        state, advice = f"version {version}", _SET_UP
+        if not version:
+            state, advice = "none", self._absent
+        elif version > expected:
+            advice = "Use a newer langchain-dpicl."
         raise LedgerError(f"{where}: expected tables of version {expected}, found {state}. {advice}")
 
     def migrate(self, connection: Connection, where: str) -> None:
@@ -654,8 +664,10 @@ ON CONFLICT (ledger_id) DO UPDATE SET seq = excluded.seq, head = excluded.head W
 class _PostgresTables(Connected):
     """What a store and an anchor share: the server, the tables, the end."""
 
+    _ABSENT: ClassVar[str] = _SET_UP
+
     def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
-        self._tables = SchemaTables(check_name("schema", schema))
+        self._tables = SchemaTables(check_name("schema", schema), absent=self._ABSENT)
         self._link = PostgresConnection(secret, timeout=timeout, check=self._tables.check_version)
 
     @property
@@ -730,6 +742,7 @@ class PostgresStore(_PostgresTables):
     """
 
     durable = True
+    _ABSENT = f"Check the address; {ON_PURPOSE}"
 
     def __init__(self, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> None:
         secret, conninfo = hide_password(conninfo), ""  # crash reporters show the variables of a frame that raises
@@ -922,8 +935,8 @@ class PostgresStore(_PostgresTables):
     def _standing(self, answers: Sequence[Sequence[Any]]) -> tuple[LedgerHeader | None, LedgerHead]:
         """Returns header and last line; the row of the ledger and the last of its lines have to agree."""
         if not answers[0]:
-            msg = f"{self.description}: expected a ledger of that name, found none. Make it with PostgresStore.new()."
-            raise LedgerError(msg)
+            found = "expected a ledger of that name, found none"
+            raise LedgerError(f"{self.description}: {found}. Check the name; {ON_PURPOSE}")
         (text, digest, seq, last) = answers[0][0]
         header = self._header_of(text, digest)
         start = (0, digest)  # the header's own, as `header_of` compared them

@@ -23,6 +23,9 @@ from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, Lin
 COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
 """The columns of a line, in the order of its rows."""
 
+ON_PURPOSE = "a new ledger is made on purpose (PrivacyBudgetCallbackHandler.create, dpicl ledger create)."
+"""Advice where no ledger is found: opening makes none."""
+
 _SHORT = 512
 """Objects of fewer characters cannot be nested too deeply to be written again."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
+from langchain_dpicl.stores.rows import ON_PURPOSE
 
 try:
     import fcntl
@@ -210,11 +211,8 @@ def _stat(path: Path) -> os.stat_result:
         return path.stat()
     except OSError as error:
         reason = error.strerror or type(error).__name__
-    advice = (
-        "Check the path; a new ledger is made on purpose, never by opening one "
-        "(PrivacyBudgetCallbackHandler.create, dpicl ledger create)."
-    )
-    raise LedgerUnavailableError(f"ledger {path}: expected a ledger's file, found none ({reason}). {advice}")
+    found = f"expected a ledger's file, found none ({reason})"
+    raise LedgerUnavailableError(f"ledger {path}: {found}. Check the path; {ON_PURPOSE}")
 
 
 def _check_file(path: Path) -> None:

@@ -19,6 +19,7 @@ from langchain_dpicl.privacy._validate import check_name, check_positive
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.rows import (
     COLUMNS,
+    ON_PURPOSE,
     Connected,
     LedgerHead,
     RowTransaction,
@@ -763,9 +764,8 @@ class SQLiteStore(Connected):
             known = dict(connection.execute("SELECT name, id FROM ledgers").fetchall())
         if self._name not in known:
             names = sorted(map(str, known))
-            how = "PrivacyBudgetCallbackHandler.create, dpicl ledger create"
-            advice = f"Check the name; a new ledger is made on purpose ({how})."
-            raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {names}. {advice}")
+            found = f"expected a ledger named {self._name!r}, found {names}"
+            raise LedgerError(f"ledger {self._path}: {found}. Check the name; {ON_PURPOSE}")
         self._number = known[self._name]
         self._check_bindings(connection)
 

@@ -91,7 +91,7 @@ class TestMaking:
             lambda: store.create(header()),
             lambda: PostgresStore.open(**where),
         ):
-            with pytest.raises(LedgerError, match=r"expected tables of version 5, found none\. Run setup"):
+            with pytest.raises(LedgerError, match=r"tables of version 5, found none\. .*dpicl ledger create\)\.$"):
                 ask()
         with pytest.raises(LedgerError, match="found none"), store.transaction():
             pass
@@ -101,7 +101,8 @@ class TestMaking:
         with PostgresStore.from_conn_string(**where) as store:
             store.setup()
             store.setup()
-            with pytest.raises(LedgerError, match=r"expected a ledger of that name, found none.*PostgresStore\.new"):
+            advice = r"found none\. Check the name; .*dpicl ledger create\)\.$"
+            with pytest.raises(LedgerError, match=f"expected a ledger of that name, {advice}"):
                 store.header()
         assert PostgresStore.new(**where).header() is None
 
@@ -286,9 +287,27 @@ class TestRoles:
             [*self.NEEDED[:2]],
         ][missing]
         store = PostgresStore(self.role(postgres, schema, *rights), schema=schema)
-        with pytest.raises(LedgerUnavailableError, match="InsufficientPrivilege"), store.transaction() as view:
+        said = r"InsufficientPrivilege .*\. Give this role its rights \(docs/production\.md"
+        with pytest.raises(LedgerUnavailableError, match=said), store.transaction() as view:
             view.append("note", {})
         assert not PostgresStore(postgres.conninfo(), schema=schema).records()
+
+    @pytest.mark.parametrize("missing", [None, "SELECT", "INSERT", "UPDATE"])
+    def test_an_anchor_needs_the_rights_in_the_docs(self, postgres: PostgresServer, missing: str | None) -> None:
+        schema, owner = postgres.fresh("schema"), postgres.conninfo()
+        with pytest.raises(LedgerError, match=r"found none\. Run setup\(\) once, as the tables' owner"):
+            PostgresAnchor(owner, schema=schema).read("one")
+        PostgresAnchor.new(owner, schema=schema).write("one", 1, "first")
+        rights = ", ".join({"SELECT", "INSERT", "UPDATE"} - {missing})
+        role = self.role(postgres, schema, f"{rights} anchors", "SELECT migrations")
+        anchor = PostgresAnchor(role, schema=schema)
+        if missing is None:
+            anchor.write("one", 2, "second")
+            anchor.write("two", 1, "first")
+            assert (anchor.read("one"), anchor.read("two")) == ((2, "second"), (1, "first"))
+            return
+        with pytest.raises(LedgerUnavailableError, match=r"InsufficientPrivilege.*Give this role its rights"):
+            anchor.write("one", 2, "second")
 
     def test_who_may_make_no_tables_is_told(self, postgres: PostgresServer, schema: str) -> None:
         conninfo = self.role(postgres, schema)
@@ -329,6 +348,27 @@ class TestRoles:
             (hand,) = store._link._hands.values()
             assert hand.connection is not None
             assert hand.connection.execute("SHOW synchronous_commit").fetchall() == [("remote_apply",)]
+
+    def test_a_password_that_does_not_fit_is_not_to_be_tried_again(self, postgres: PostgresServer) -> None:
+        role = postgres.fresh("role")
+        postgres.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'")
+        rules = postgres.folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all {role} scram-sha-256\n{rules.read_text()}")
+        postgres.execute("SELECT pg_reload_conf()")
+
+        def advice(**given: str) -> str:
+            address = " ".join([postgres.conninfo(user=role), *(f"{key}={value}" for key, value in given.items())])
+            with pytest.raises(LedgerError) as caught:
+                PostgresStore.open(address, schema=postgres.fresh("schema"))
+            return str(caught.value)
+
+        await_that(
+            lambda: advice().endswith("(no password supplied). Nothing is granted. Check PGPASSWORD or ~/.pgpass.")
+        )
+        assert advice(password=PASSWORD[1:]).endswith(
+            "authentication failed). Nothing is granted. Check PGPASSWORD or ~/.pgpass."
+        )
+        assert "found none. Check the address" in advice(password=PASSWORD)
 
 
 class TestSecrets:

@@ -173,6 +173,7 @@ class Place:
     postgres: PostgresServer
     database: str
     ledger: str
+    anchor: str
 
 
 @pytest.fixture
@@ -198,13 +199,20 @@ def place(tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPa
         for label, said in SAID.items()
     ]
     (folder / "messages.jsonl").write_text("\n".join(map(json.dumps, records)))
-    database, role = postgres.new_database(), postgres.fresh("ledger_app")
-    owner, app = (f"postgresql://{who}@/{database}?host={postgres.folder}&port=5432" for who in ("owner", role))
-    assert main(["ledger", "create", owner, "--epsilon", "4", "--delta", "1e-6", "--anchor", "anchor.json"]) == 0
-    (rights,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    with psycopg.connect(postgres.conninfo(database), autocommit=True) as connection:
-        connection.execute(rights.replace("ledger_app", role).encode())
-    return Place(folder, watched, postgres, database, app)
+    roles = {name: postgres.fresh(name) for name in ("ledger_app", "anchor_app")}
+    databases = {name: postgres.new_database() for name in roles}
+
+    def address(name: str, *, user: str) -> str:
+        return f"postgresql://{user}@/{databases[name]}?host={postgres.folder}&port=5432"
+
+    ledger, anchor = (address(name, user="owner") for name in roles)
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6", "--anchor", anchor]) == 0
+    for (name, role), rights in zip(roles.items(), re.findall(r"```sql\n(.*?)```", page, re.DOTALL), strict=True):
+        with psycopg.connect(postgres.conninfo(databases[name]), autocommit=True) as connection:
+            connection.execute(rights.replace(name, role).encode())
+    ledger, anchor = (address(name, user=role) for name, role in roles.items())
+    change(folder / "app.toml", "anchor.json", anchor)
+    return Place(folder, watched, postgres, databases["ledger_app"], ledger, anchor)
 
 
 @contextlib.contextmanager
@@ -291,7 +299,7 @@ def check_charges(place: Place, application: Application) -> None:
     for line in lines:
         logged[line["tenant"]] += line["tickets"]
     assert logged == Counter(CHARGED) - Counter(acme=1)  # the killed worker logged none for the question that it had
-    budget = PrivacyBudgetCallbackHandler.open(place.ledger, anchor="anchor.json").budget
+    budget = PrivacyBudgetCallbackHandler.open(place.ledger, anchor=place.anchor).budget
     with contextlib.closing(budget):
         budget.verify()
         assert budget.use().tickets["ask"].left == QUERIES - len(asked)
