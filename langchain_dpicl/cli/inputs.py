@@ -704,7 +704,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "label_key": ("data.label_key", "field of the label"),
     "label": ("data.labels", "declared label, once per label"),
     "public_size": ("data.public_size", "declared units, not counted: N, or LABEL=N for each label"),
-    "unit_key": ("data.unit_key", "field that names the person a record belongs to"),
+    "unit_key": ("data.unit_key", "field naming the person (default: a record)"),
     "dataset_id": ("data.dataset_id", "public name of the records in the report"),
     "epsilon": ("budget.epsilon", "of a new budget, or of this component of a ledger"),
     "delta": ("budget.delta", "at most 1/(10 * all declared units)"),

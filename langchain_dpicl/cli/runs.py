@@ -392,7 +392,7 @@ def add_documents(commands: Any, *, run: Any) -> None:
         commands,
         "documents",
         words="synthetic documents for any retriever",
-        about="Turns private documents into a store of synthetic ones, once, under differential privacy.",
+        about="Turns private documents into synthetic ones once, with differential privacy.",
         notes=_NOTES,
         run=run,
     )

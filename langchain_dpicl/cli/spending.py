@@ -44,7 +44,7 @@ _TWICE = "Without --ledger each run has a budget of its own: two runs on the sam
 RELEASED = "What is printed and saved is released under the budget.\n\n"
 _LABELLED = ("label_key", "label", "public_size")
 _BUDGET = ("epsilon", "delta", "ledger", "component")
-_RARE = ("text_key", "unit_key", "dataset_id", "adjacency")
+_RARE = ("text_key", "dataset_id", "adjacency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def new_command(commands: Any, name: str, *, words: str, about: str, notes: str,
 
 def add_shared(command: Parser, *flags: str, data: Sequence[str] = _LABELLED, rare: Sequence[str] = ()) -> None:
     """Adds the options that all these commands have, and flags of the command's own."""
-    add_flags(command, (*data, *_BUDGET, *flags))
+    add_flags(command, (*data, "unit_key", *_BUDGET, *flags))
     add_settings(command)
     command.add_argument("--dry-run", action="store_true", help="show the plan; read no record, ask and spend nothing")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")

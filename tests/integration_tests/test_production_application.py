@@ -194,7 +194,7 @@ def place(tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPa
     change(folder / "app.toml", "epsilon = 1.0\n", "epsilon = 3.9\nrows = {slots = 20, shots = 16}\n")
     (folder / "watchers" / "sitecustomize.py").write_text(WATCHERS)
     records = [
-        {"text": f"{said}, please help. {RECORD} {number}", "queue": label}
+        {"customer": f"{label} {number}", "text": f"{said}, please help. {RECORD} {number}", "queue": label}
         for number in range(6000)
         for label, said in SAID.items()
     ]

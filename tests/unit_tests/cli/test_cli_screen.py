@@ -51,10 +51,11 @@ def test_the_help_of_a_command_fits_a_screen_and_points_to_the_rest(
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     if command in SPENDING:
-        assert "--unit-key" not in "\n".join(lines)
+        assert "--unit-key FIELD" in "\n".join(lines)
+        assert "--dataset-id" not in "\n".join(lines)
         assert "--help-all shows every option and all notes." in " ".join(lines)
         everything = " ".join(shown(capsys, command, "--help-all"))
-        assert "--unit-key FIELD" in everything
+        assert "--dataset-id NAME" in everything
         assert "`dpicl ledger create` makes a ledger that all runs share" in everything
         assert {"--ledger", "--config", "--set", "--json", "--dry-run", "--out"} <= set(everything.split())
 
