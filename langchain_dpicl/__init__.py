@@ -2,8 +2,8 @@
 
 The names listed here are promised. So are those that the modules `agents`, `audit`, `backends`, `baselines`,
 `discovery`, `distributed`, `evaluation`, `exceptions`, `options`, `rehearsal`, `released`, `reports`, `results`,
-`soft_prompts` and `stores` list in `__all__`; everything else is importable but may change. A name is loaded when it
-is first used, so that a part of the package loads only what it needs.
+`soft_prompts`, `stores` and `streams` list in `__all__`; everything else is importable but may change. A name is
+loaded when it is first used, so that a part of the package loads only what it needs.
 """
 
 from importlib import import_module

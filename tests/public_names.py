@@ -14,6 +14,7 @@ SUBMODULES = (
     "langchain_dpicl.baselines",
     "langchain_dpicl.discovery",
     "langchain_dpicl.distributed",
+    "langchain_dpicl.evaluation",
     "langchain_dpicl.exceptions",
     "langchain_dpicl.options",
     "langchain_dpicl.rehearsal",

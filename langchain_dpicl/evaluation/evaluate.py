@@ -404,7 +404,12 @@ class EvaluationResult(Saved):
         return self._ratio(one, one.scores).estimate(confidence=confidence, of=of)
 
     def recall(self, label: str, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
-        """Returns the share of the records of a label that the chain names; arguments as `mean`.
+        """Returns the share of the records of a label that the chain names.
+
+        Args:
+          label: which one.
+          confidence: as of `mean`.
+          of: as of `mean`.
 
         Raises:
           ConfigurationError: no `Exact` evaluator without a baseline, or another label.

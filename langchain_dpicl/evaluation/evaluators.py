@@ -118,7 +118,16 @@ class Evaluator(ABC):
 
     @abstractmethod
     def bind(self, fields: Sequence[str], label_key: str | None, labels: Sequence[str] | None) -> BoundEvaluator:
-        """Returns the evaluator for the declared fields of a data set; refuses one that they do not suit."""
+        """Returns the evaluator for a data set.
+
+        Args:
+          fields: the declared fields of a record.
+          label_key: the one that holds the label; None: there are no labels.
+          labels: the declared labels.
+
+        Raises:
+          ConfigurationError: these do not suit it, or its name is none.
+        """
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,6 +18,7 @@ from langchain_dpicl import exceptions
 from tests.public_names import FACE, SUBMODULES, exported, load
 
 MOST_NAMES = 45
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "index.md"
 MODULES = [importlib.import_module(name) for name in (FACE, *SUBMODULES)]
 LAZY = [module for module in MODULES if hasattr(module, "_HOME")]
 
@@ -30,6 +33,12 @@ def test_every_promised_name_is_once_there_and_importable(module: str) -> None:
     names = exported(module)
     assert len(set(names)) == len(names) > 0
     assert all(load(module, name).__doc__ for name in names)
+
+
+@pytest.mark.parametrize("text", [langchain_dpicl.__doc__ or "", REFERENCE.read_text()], ids=["docstring", "page"])
+def test_the_modules_whose_names_are_promised_are_listed(text: str) -> None:
+    (listed,) = re.findall(r"modules ((?:`\w+`(?:,| and)?\s+)+)", text)
+    assert [f"{FACE}.{name}" for name in re.findall(r"`(\w+)`", listed)] == [*SUBMODULES]
 
 
 def test_a_name_of_the_face_is_the_same_in_its_submodule() -> None:
