@@ -4,7 +4,7 @@
     python examples/rag_voting.py --graph        the same as a LangGraph graph (needs langgraph)
 
 The budget covers the PRIVATE records, and nothing else: the question and the pages that are retrieved for it become
-part of the query, which every observer of the run sees. If documents have to stay private they belong into
+part of the query, which every observer of the run sees. If documents have to stay private they belong in
 `PrivateExamples`, not behind the retriever. The "private" records are made up by `bank_questions.py`.
 """
 
@@ -110,7 +110,7 @@ class State(TypedDict, total=False):
 
 
 def as_graph(voter: DPVotingRunnable) -> Runnable[Any, Any]:
-    """Is `as_chain` as a LangGraph graph."""
+    """Returns `as_chain` as a LangGraph graph."""
     from langgraph.graph import END, START, StateGraph
 
     pages = HelpPages()

@@ -2,7 +2,7 @@
 
 Epsilon is 0 because no private record is read. That holds only if the examples are public: their publication harms
 nobody. Examples written by hand, of published data sets, or of people who agreed are public. A sample of one's
-customers' records is NOT: it belongs into `PrivateExamples`, and its votes into `DPVotingRunnable`.
+customers' records is NOT: it belongs in `PrivateExamples`, and its votes in `DPVotingRunnable`.
 """
 
 from __future__ import annotations

@@ -666,7 +666,7 @@ class RayExecutor(Executor):
 
     Args:
       workplace: "module:function" that returns a `Workplace`; every worker has to be able to import the module.
-      options: keyword arguments of the function: public JSON values, such as paths. Passwords and keys belong into the
+      options: keyword arguments of the function: public JSON values, such as paths. Passwords and keys belong in the
         workers' environment; an address with a password, and text under a name such as `api_key`, are refused.
       address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
         otherwise a cluster of its own on this machine, as with "local". Where Ray is connected already, that

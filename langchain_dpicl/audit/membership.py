@@ -585,7 +585,7 @@ def _read_answer(answer: Any, names: ChoiceNames, named: Sequence[str], labels: 
 
 
 # A score reads the record in question, and its statistics add up what many releases say of it: no claim of a release
-# covers that. A result belongs into no report and beside no release; printing one shows its name and size only.
+# covers that. A result belongs in no report and beside no release; printing one shows its name and size only.
 
 
 Nonmembers: TypeAlias = Literal["any", "same_label"]

@@ -327,7 +327,7 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
         # Only now: where a ledger stands already, no anchor is left behind that knows nothing.
         anchor = _anchor(arguments.anchor, may_make=True)
         budget = Budget(**limits, store=store, anchor=anchor)
-        words = "none: a restored older copy could not be found out" if anchor is None else anchor.description
+        words = "none: a restored older copy would not be detected" if anchor is None else anchor.description
         return CommandOutput(DONE, "\n".join(_creation_lines(budget, store, words)))
 
 

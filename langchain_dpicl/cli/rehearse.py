@@ -174,7 +174,7 @@ def _rehearsed(
     if len(examples) > arguments.examples:
         words = f"{arguments.examples} of {len(examples):,} examples (--examples): {words}"
     if asks and not arguments.yes and not confirm(words):
-        say("Nothing was asked.")
+        say("No call was made.")
         return None
     if not (arguments.quiet or arguments.json):
         say(words)

@@ -57,7 +57,7 @@ class LangChainBackend(SilentEngine):
         ours: temperature, max_tokens, logprobs and top_logprobs are set, stop, stream, n, best_of and echo left out.
       continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
       prefill: how the server is asked to continue an assistant message: "plain" (it does so by itself, as
-        llama.cpp), "vllm" (by `continue_final_message`); taken at its word. None: the first of them that the probe
+        llama.cpp), "vllm" (by `continue_final_message`); not checked. None: the first of them that the probe
         sees working.
       max_top_k: top tokens that one call reports; asked for in every call, and the probe must bring them, or else a
         whole vocabulary that is smaller. None: what the probe brings of 20, or of the largest of 10, 5 and 2 that the
@@ -129,7 +129,7 @@ class LangChainBackend(SilentEngine):
 
     @property
     def continuation(self) -> Continuation:
-        """How a prefix is continued; "instruct" is approximate and belongs into reports."""
+        """How a prefix is continued; "instruct" is approximate and belongs in reports."""
         return self._wire.continuation
 
     @property

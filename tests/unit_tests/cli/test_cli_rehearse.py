@@ -71,7 +71,7 @@ def test_on_a_terminal_it_asks(
     assert "calls, at most" in captured.err
     assert captured.err.rstrip().endswith("Go on? [y/N]")
     assert ("zero-shot" in captured.out) is goes_on
-    assert ("Nothing was asked." in captured.out) is not goes_on
+    assert ("No call was made." in captured.out) is not goes_on
 
 
 def test_without_a_terminal_it_wants_to_be_told(
