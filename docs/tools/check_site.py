@@ -81,8 +81,8 @@ ANSWERS = {
     "how do I test offline": "EmbeddedLLM()",
     "user-level": "unit_key",
     "how much does it cost": "dpicl plan",
-    "is the output anonymous": "differentially private, and epsilon says how much",
-    "how do I deploy": "Create the ledger once",
+    "is the output anonymous": "It is differentially private",
+    "how do I deploy": "is a complete HTTP service",
 }
 WIDE = """(() => {
   const screen = document.documentElement.clientWidth, found = [];
