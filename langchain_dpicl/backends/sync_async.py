@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -555,6 +555,15 @@ def calls_at_once(engine: object) -> int:
     return found if type(found) is int else 1
 
 
+def is_in_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def start_thread(action: Callable[[], object], *, name: str) -> threading.Thread | None:
     """Starts a thread with a copy of the caller's context; returns None where the system has no room for it."""
     thread = threading.Thread(target=contextvars.copy_context().run, args=(action,), name=name, daemon=True)
@@ -568,11 +577,12 @@ def start_thread(action: Callable[[], object], *, name: str) -> threading.Thread
 def start_calls(engine: object) -> None:
     """Starts the threads of an engine's calls, also where there is no row to ask: whether they run would show that.
 
-    Where the system has no room for threads, calls are made without.
+    Where the system has no room for threads, calls are made without. Inside a running event loop that raises
+    ConfigurationError: a model that runs a loop of its own would fail for all rows.
     """
     start = getattr(engine, "start_calls", None)
     if start is not None:
-        with suppress(ConfigurationError):
+        with nullcontext() if is_in_loop() else suppress(ConfigurationError):
             start()
 
 
@@ -667,23 +677,19 @@ class AskBeside:
 
     def run(self) -> OpaqueRows:
         """Runs, blocking; the public call in a thread of its own."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            aside = start_thread(self.public.try_once, name="dpicl-public")
-            if aside is None:
-                self.public.try_once()
-            wait = bool if aside is None else aside.join
-            try:
-                rows: OpaqueRows = self.rows.run()
-            except Exception:
-                wait()
-                raise
-            with dropped(rows):
-                wait()
-        else:  # the loop is stopped here, and what a thread waits for may be one of its calls
+        # Inside a loop, which is stopped here, a thread might wait for one of its calls.
+        aside = None if is_in_loop() else start_thread(self.public.try_once, name="dpicl-public")
+        if aside is None:
             self.public.try_once()
-            rows = self.rows.run()
+        try:
+            rows: OpaqueRows = self.rows.run()
+        except Exception:
+            if aside is not None:
+                aside.join()
+            raise
+        with dropped(rows):
+            if aside is not None:
+                aside.join()
         if self.public.stop is not None:
             with dropped(rows):
                 raise self.public.stop

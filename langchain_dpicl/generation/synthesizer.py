@@ -579,10 +579,11 @@ class DraftRun(ReleaseRun[Item, Result]):
             self._keep(draft, ticket)
 
     def _open_dealt(
-        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, _: int, __: object, *shown: Any
+        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, length: int, _: object, *shown: Any
     ) -> AbstractContextManager[ReleaseBlock]:
         # Behind the first public answer: the ticket pays for all texts of a label and cannot be given back.
         events.tickets += deals.reserve(draft.label)
+        draft.spent[draft.segment, length] += 1
         return deals.open(draft.label, draft.number, draft.segment, **self._blocks.shown(draft, *shown))
 
     def _keep(self, draft: PartialText, *tickets: Reservation) -> None:
@@ -609,8 +610,8 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _burnt_for(self, label: str | None) -> int:
         """Returns how many tickets the texts of a label name as theirs."""
         drafts = [draft for draft in self._drafts.values() if draft.label == label]
-        if self._deals is not None:
-            return int(any(draft.tokens or self._is_written(draft) for draft in drafts))
+        if self._deals is not None:  # one for all; texts of a grammar's own tokens alone need none
+            return int(any(draft.spent for draft in drafts))
         return sum(draft.spent.total() for draft in drafts)
 
     def _reserved_for(self, label: str | None) -> int:

@@ -98,6 +98,7 @@ class RunJournal:
         self._arrays: dict[Path, bytes] = {}
         self._torn = torn if lines else b""  # without a first line it may be a file of something else
         self._digest = self._on_file = lines[-1][1] if lines else ""
+        self._releases = len(lines) - 1  # lines without the head, in the file and pending
         if lines:
             self._check_head(lines[0][0])
         else:
@@ -147,7 +148,7 @@ class RunJournal:
         entry = plain_json("release", entry)
         if arrays is not None:
             # Two files in turn: those of the last release stay until the next line is written.
-            self._arrays[self._beside(len(self.entries))] = arrays
+            self._arrays[self._beside(self._releases)] = arrays
             entry["arrays"] = hashlib.sha256(arrays).hexdigest()
         self._add(entry)
         self.entries.append(entry)
@@ -155,7 +156,8 @@ class RunJournal:
 
     def holds(self, entry: Mapping[str, Any]) -> bool:
         """Whether a release is in the file, or is one that could not be written and waits for the next `flush`."""
-        return plain_json("release", entry) in self.entries
+        plain = plain_json("release", entry)
+        return any(one == plain for one in reversed(self.entries))  # mostly the last one
 
     def flush(self) -> None:
         """Writes and syncs what is not written yet; errors as in `append`."""
@@ -195,7 +197,8 @@ class RunJournal:
     def _add(self, entry: Mapping[str, Any]) -> None:
         digest = _digest(self._digest, entry)
         line = json.dumps({"entry": entry, "digest": digest}, separators=(",", ":")).encode("ascii")
-        self._pending, self._digest = self._pending + line + b"\n", digest  # both or none, where Ctrl-C comes
+        # All or none, where Ctrl-C comes.
+        self._pending, self._digest, self._releases = self._pending + line + b"\n", digest, self._releases + 1
 
     def _is_ours(self, file: BinaryIO) -> bool:
         """Whether the file ends as this run knows it, or with a part of the pending lines, whose write failed."""
@@ -559,18 +562,17 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         limit = self._limit(call)
         yield from self._unseen_items()
         for group in self._groups(limit):
-            failure, fault = "", None
+            failure, fault, made = "", None, list[Any]()
             try:
                 # Entered from the last to the first, so that their events come in the order of the items.
                 with ExitStack() as stack, _limited(limit):
-                    made = []
                     for item in reversed(group):
                         events = stack.enter_context(self._events_of_item(call))
                         stack.enter_context(self._at_work(item, events))
                         made.append(attempt(self._make(item, replace(call, events=events))))
                     failure = self._ended(group, run_sync(advance_together(made[::-1])))
             except BaseException as error:
-                self._note_done(group)
+                self._note_done(group[len(group) - len(made) :])  # not those that another call works on
                 if not self._unseen or not isinstance(error, Exception):
                     raise
                 fault = error
@@ -591,10 +593,9 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         groups = self._groups(limit)
         # The next items may be chosen by what the ledger says.
         while (group := await run_in_thread(lambda: next(groups, None), is_slow=is_slow)) is not None:
-            failure, fault = "", None
+            failure, fault, made = "", None, list[Any]()
             try:
                 async with AsyncExitStack() as stack:
-                    made = []
                     for item in reversed(group):
                         events = await stack.enter_async_context(self._events_of_item(call))
                         await stack.enter_async_context(ThreadedContext(self._at_work(item, events), is_slow=is_slow))
@@ -603,7 +604,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                         outcomes = await run_async(advance_together(made[::-1]), is_slow=is_slow)
                     failure = self._ended(group, outcomes)
             except BaseException as error:
-                self._note_done(group)
+                self._note_done(group[len(group) - len(made) :])  # not those that another call works on
                 if not self._unseen or not isinstance(error, Exception):
                     raise
                 fault = error

@@ -104,7 +104,9 @@ async def _cancelled_once(asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[st
     except asyncio.CancelledError:
         task.cancel()
         with anyio.CancelScope(shield=True):
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait({task})  # a second cancellation ends the wait, and not the task
+        if task.done() and not task.cancelled():
+            task.exception()  # asyncio would log the words of one that nobody looks at
         raise
     return task.result()
 

@@ -154,7 +154,7 @@ class SharedMemoContract(MemoContract):
         assert self.make_memo(tmp_path, turn_seconds=7000.0).claim(KEY, "one")
         assert not self.make_memo(tmp_path, turn_seconds=6000.0).claim(KEY, "two")
 
-    def test_who_has_short_turns_ends_no_long_turn_of_another_question(self, tmp_path: Path) -> None:
+    def test_short_turns_end_no_long_turn_of_another_question(self, tmp_path: Path) -> None:
         patient, hasty = (self.make_memo(tmp_path, turn_seconds=seconds) for seconds in (6000.0, 20.0))
         assert patient.claim(KEY, "one")
         assert hasty.claim(others()[0], "two")

@@ -245,6 +245,7 @@ class _Embedder:
     def __init__(self, model: Any, *, retry: RetryPolicy) -> None:
         self._silent = SilentEmbeddings(model, retry=retry)
         self.name, self.dimension = self._silent.name, self._silent.dimension
+        self.is_sparse = self._silent.is_sparse
         self.public, self.apublic = self._silent.public, self._silent.apublic
 
     def rows(self, texts: Sequence[str]) -> Rows:
@@ -268,6 +269,7 @@ def _facts(engine: Any) -> dict[str, Any]:
         "kind": getattr(engine, "kind", "") if "public choices" in skills else "",
         "hint": [hint.slots, hint.shots, hint.calibrate],
         "dimension": engine.dimension if isinstance(engine, _Embedder) else None,
+        "is_sparse": engine.is_sparse if isinstance(engine, _Embedder) else None,
         "max_top_k": engine.max_top_k if is_writer else None,
         "eos": engine.eos if is_writer else None,
         "fingerprint": getattr(engine, "tokenizer_fingerprint", None) if is_writer else None,

@@ -306,6 +306,14 @@ class ProcessEmbeddings(ProcessEngine, SilentEmbeddings):
         """How many numbers a row has."""
         return int(self._facts["dimension"])
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether rows are mostly zeros, as the probe saw it."""
+        return bool(self._facts["is_sparse"])
+
+    def start_calls(self) -> None:
+        """Does nothing: the calls have threads in their own process."""
+
     def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
         """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""
         return run_sync(self._embedded(texts))

@@ -278,9 +278,6 @@ class AnswerReader(Protocol):
     async def arows(self, texts: Sequence[Box]) -> Rows:
         """Async twin of `rows`."""
 
-    def start_calls(self) -> None:
-        """Starts the threads of the calls that `rows` makes, also where there is no text."""
-
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _EmbeddedAnswers:
@@ -318,9 +315,6 @@ class _KeywordAnswers:
     async def arows(self, texts: Sequence[Box]) -> Rows:
         return self.rows(texts)
 
-    def start_calls(self) -> None:
-        """Does nothing: reading makes no calls."""
-
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AnswerRequest:
@@ -332,14 +326,14 @@ class _AnswerRequest:
     prompts: tuple[Box | None, ...]
 
     def run(self) -> OpaqueRows:
+        start_calls(self.engine)
+        start_calls(self.reader)
         return run_guarded(self._rows) or OpaqueRows(self._zeros())
 
     async def arun(self) -> OpaqueRows:
         return await arun_guarded(self._arows) or OpaqueRows(self._zeros())
 
     def _rows(self) -> OpaqueRows:
-        start_calls(self.engine)
-        self.reader.start_calls()
         answers = _scatter(self.prompts, _each(self._answers, _present(self.prompts), _fit_answers))
         rows = _each(self.reader.rows, _present(answers), self._fit_rows)
         return self._boxed(answers, rows)

@@ -632,6 +632,7 @@ class _LabelRequest:
     def run(self) -> OpaqueRows:
         self._once()
         try:
+            start_calls(self.engine)
             # The frames below hold private values; a stop is raised again from a frame without them.
             return run_guarded(self._rows) or self._nothing()
         finally:
@@ -657,7 +658,6 @@ class _LabelRequest:
         return [text for row in self.prompts if row for text in row]
 
     def _rows(self) -> OpaqueRows:
-        start_calls(self.engine)
         texts = self._texts()
         found = run_guarded(lambda: self._score(texts)) if texts else self._empty(0)
         if found is None:

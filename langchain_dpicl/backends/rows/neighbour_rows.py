@@ -189,7 +189,6 @@ class NearestRows(PrivateDirections):
 
     def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
         """Returns the votes; private, to be called below `run_guarded`."""
-        start_calls(self.embeddings)
         texts = self._distinct(units)
         for new in self._new(texts):
             self._note(new, self.embeddings.rows(list(new.values())))
@@ -257,6 +256,7 @@ class _VoteRequest:
     candidates: Candidates
 
     def run(self) -> OpaqueRows:
+        start_calls(self.source.embeddings)
         votes = run_guarded(lambda: OpaqueRows(self.source.rows(self.units, self.candidates)))
         if votes is None:  # then unit by unit, so that a fault stays in its own row
             votes = self._stack([run_guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
@@ -499,6 +499,7 @@ class SimilarTexts(PrivateDirections):
         self.most = check_whole("documents_per_row", most)
         self._kept: OpaqueValue[_DirectionMatrix | None] = OpaqueValue(None)
         super().__init__(embeddings)
+        self._is_sparse = self.embeddings.is_sparse
 
     def request_public(self, text: str) -> Effect:
         """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
@@ -513,7 +514,6 @@ class SimilarTexts(PrivateDirections):
         """Returns the units with near texts; private: call below `run_guarded`. `is_all`: no others have texts."""
         version, kept = units.version, self._up_to_date(units)
         if kept is None or kept.missing:
-            start_calls(self.embeddings)
             named, texts = self._named(units, kept)
             for new in self._new(texts, most=_EMBEDDED):
                 self._note(new, self.embeddings.rows(list(new.values())))
@@ -541,7 +541,7 @@ class SimilarTexts(PrivateDirections):
 
     @override
     def _packed(self, directions: Sequence[Rows]) -> Sequence[_Held]:
-        if not self.embeddings.is_sparse:
+        if not self._is_sparse:
             return list(np.array(directions, dtype=np.int16))
         places = [row.nonzero()[0] for row in directions]
         packed = [np.array([own, row[own]], dtype=np.int32) for row, own in zip(directions, places, strict=True)]
@@ -581,7 +581,7 @@ class SimilarTexts(PrivateDirections):
             if not any(name in stored for name in texts):
                 return kept
             named, texts = self._named(units, None)
-        kind = _SparseMatrix if self.embeddings.is_sparse else _DirectionMatrix
+        kind = _SparseMatrix if self._is_sparse else _DirectionMatrix
         made = kind(named, texts, self._known(texts, is_all=False))
         if is_all:
             # Directions of texts that no unit has any more are dropped; the others are rows of the matrix by now.
@@ -640,6 +640,7 @@ class _NeighbourRequest:
     def run(self) -> OpaqueRows:
         self._once()
         try:
+            start_calls(self.source.embeddings)
             near = run_guarded(lambda: OpaqueRows(self.source.near(self.units, self.query)))
             if near is None:  # then unit by unit, so that a fault stays with its own unit
                 near = _join_boxes([run_guarded(lambda at=at: self._one(at)) for at in self._places()])  # type: ignore[misc]

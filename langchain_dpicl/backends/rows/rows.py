@@ -32,6 +32,7 @@ from langchain_dpicl.backends.sync_async import (
     TopTokenRequest,
     apublic_call,
     bare,
+    is_in_loop,
     public_call,
     public_failure,
     start_calls,
@@ -457,7 +458,7 @@ class Together:
 
         # The texts of a local engine share a batch, whose step the first of them makes. Inside a running loop, which is
         # stopped here, a thread might wait for one of its calls.
-        if join_texts([self.effects[place] for place in places]) or _is_in_loop():
+        if join_texts([self.effects[place] for place in places]) or is_in_loop():
             for place in places:
                 one(place)
                 _check_stop(outcomes)
@@ -552,11 +553,3 @@ def _check_stop(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.error is not None and not isinstance(outcome.error, Exception):
             raise outcome.error
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

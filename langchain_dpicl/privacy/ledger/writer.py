@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from langchain_dpicl.exceptions import (
     ConfigurationError,
+    LedgerError,
     LedgerRollbackError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
@@ -547,9 +548,12 @@ class LedgerWriter:
         return left if state.windows is not None and blocks is None else max(left, 0)
 
     def sealed_delta(self, component: str) -> float:
-        """Returns the delta of a share of which tickets were granted here."""
+        """Returns the delta of a share of which tickets were granted here; 0 where the ledger cannot be read now."""
         share = self._state.shares.get(component)  # not there while the ledger is read anew
-        return (share or self.refresh().shares[component]).terms.delta
+        try:
+            return (share or self.refresh().shares[component]).terms.delta
+        except LedgerError:
+            return 0.0  # the ticket is granted: it needs a reservation, to be given back
 
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has."""

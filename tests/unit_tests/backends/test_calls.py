@@ -30,7 +30,7 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, SimilarTexts
 from langchain_dpicl.backends.rows.rows import RowRequest, RowSource
 from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
-from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -277,6 +277,21 @@ class TestLimit:
         found = voter.with_receipts().invoke("why?")
         assert (found.label, found.receipt.tickets, voter.queries_left) == ("card", 1, 1)
         assert left[0] < 0
+
+    async def test_where_no_more_threads_start_below_a_running_loop_that_is_said(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A model with a loop of its own would fail for all rows at once."""
+
+        def no_room(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        rows = LabelRows(LangChainBackend(ScriptedChat(answer=ANSWERS)), [[" card"], [" cash"]], calibrate=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_room)
+            for prompts in ((), (("aaa",),)):
+                with pytest.raises(ConfigurationError, match="the system allows fewer"):
+                    rows.ask(prompts).run()
 
     def test_the_config_of_a_run_starts_no_million_of_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[int] = []

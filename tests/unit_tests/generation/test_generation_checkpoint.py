@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import Budget, Rows
+from langchain_dpicl import Budget, Decoding, Rows
 from langchain_dpicl.backends.sync_async import concurrency_limit
 from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
+from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import deal_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import GenerationTask, LocalExecutor, OpenLabel
@@ -219,13 +220,27 @@ def test_a_model_that_fails_at_once_leaves_nothing_but_the_name_of_the_run(proce
     assert entries_in(process.file) == []
 
 
-def test_an_outage_before_the_first_token_costs_no_deal(process: Process) -> None:
-    deal = Rows(sampling="disjoint", slots=10)
+@pytest.mark.parametrize("begins", ["", " my"])
+def test_an_outage_before_the_first_token_costs_no_deal(process: Process, begins: str) -> None:
+    grammar = Grammar.regex(f"{begins} ?(my|card|transfer)( (card|transfer|was|is|[a-z]+))*")
+    deal: dict[str, Any] = {
+        "rows": Rows(sampling="disjoint", slots=10),
+        "decoding": Decoding(grammar=grammar if begins else None),
+    }
     with pytest.raises(RunInterruptedError):
-        process.start(rows=deal, llm=engine(fail_public_call=1)).run(progress=False)
-    made = process.start(rows=deal)
+        process.start(llm=engine(fail_public_call=1), **deal).run(progress=False)
+    made = process.start(**deal)
     assert {label: made.share.remaining(deal_name(2), label=label) for label in LABELS} == dict.fromkeys(LABELS, 1)
     assert [example["topic"] for example in made.run(progress=False).examples] == ["card", "transfer"] * 2
+
+
+def test_texts_that_only_the_grammar_writes_need_no_deal(process: Process) -> None:
+    only: dict[str, Any] = {
+        "rows": Rows(sampling="disjoint", slots=10),
+        "decoding": Decoding(grammar=Grammar.choices([" my card was"])),
+    }
+    made = process.start(**only).run(progress=False)
+    assert process.start(**only).result.examples == made.examples
 
 
 def test_ctrl_c_while_a_line_is_made_leaves_no_gap_in_a_text(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ from langchain_dpicl.backends.base import (
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_text_backend, recipients
+from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.backends.rows.label_rows import OtherBackend
-from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, NearestRows, SimilarTexts
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests import process_models
 from tests.contracts.backend import HOSTILE, PROMPTS, ChoiceContract, NextTokenContract, TextContract, same_bits
 from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
+from tests.unit_tests.backends.rows.test_answer_rows import Echo
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 
@@ -197,3 +199,33 @@ async def test_embeddings_have_the_rows_of_the_same_ones_in_this_process() -> No
     with pytest.raises(ModelCallError):
         there.public(["raises"])
     assert same_bits(NearestRows(there).embeddings.rows(texts), here.rows(texts))
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [(process_models.embeddings, {"size": 64}), (LocalEmbeddings, {"topics": False})],
+    ids=["dense", "sparse"],
+)
+async def test_what_embeddings_are_read_for_is_the_same_as_of_those_in_this_process(
+    make: Callable[..., Any], how: dict[str, Any], awaited: bool
+) -> None:
+    """A part that the process lacks would leave rows of zeros, and an answer of noise alone that looks like another."""
+    found = []
+    for each in (as_embeddings(shared(make, **how)), make(**how)):
+        texts = ["a red car", "a blue boat", "a red car", "a green train"]
+        units = [(text,) for text in texts]
+        nearest, similar = NearestRows(each), SimilarTexts(each, threshold=0.9)
+        answers = AnswerRows.embedded(Echo(), nearest.embeddings, max_tokens=4)
+        candidates = nearest.request_public(texts[:2]).run()
+        asks = [
+            nearest.ask(units, candidates),
+            similar.ask(units, similar.request_public("a red car").run()),
+            answers.ask(texts),
+        ]
+        rows = [(await ask.arun() if awaited else await asyncio.to_thread(ask.run)).take() for ask in asks]
+        found.append((rows[0][:].tolist(), rows[1], rows[2].tolist()))
+    assert found[0] == found[1]
+    assert found[0][1] == {0: (0,), 2: (0,)}
+    assert np.any(found[0][0])
+    assert np.any(found[0][2])
