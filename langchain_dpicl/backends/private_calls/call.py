@@ -373,8 +373,12 @@ def private_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_own_host(model: Any) -> bool:
-    host = getattr(getattr(getattr(model, "root_client", None), "base_url", None), "host", None)
-    return isinstance(host, str) and any(host == own or host.endswith(f".{own}") for own in _OWN_HOSTS)
+    """Whether any client of a model, blocking or awaited, calls one of these hosts."""
+    names = ("root_client", "root_async_client", "client", "async_client")  # a root is None where a client is given
+    clients = [getattr(model, name, None) for name in names]
+    clients += [getattr(client, "_client", None) for client in clients]
+    hosts = [getattr(getattr(client, "base_url", None), "host", None) for client in clients]
+    return any(isinstance(host, str) and f".{host}".endswith(tuple(f".{own}" for own in _OWN_HOSTS)) for host in hosts)
 
 
 # A call goes straight to the model's `_generate` or `_agenerate` (a decision model's `_decide` or `_adecide`), on a

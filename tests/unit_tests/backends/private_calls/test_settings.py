@@ -74,6 +74,26 @@ class TestSettingsForPublicTraffic:
         for address, stored in hosts.items():
             assert silence(openai_model("ChatOpenAI", address))._model.store is stored
 
+    @pytest.mark.parametrize(("store", "own_blocking", "own_awaited"), [(False, 1, 0), (False, 0, 1), (None, 0, 0)])
+    def test_nothing_is_stored_at_openai_whatever_client_is_given(
+        self, store: bool | None, own_blocking: int, own_awaited: int
+    ) -> None:
+        openai, hosts = pytest.importorskip("openai"), ("http://llm.invalid", "https://api.openai.com/v1")
+        model = openai_model(
+            "ChatOpenAI",
+            "http://llm.invalid",
+            client=openai.OpenAI(api_key="none", base_url=hosts[own_blocking]).chat.completions,
+            async_client=openai.AsyncOpenAI(api_key="none", base_url=hosts[own_awaited]).chat.completions,
+        )
+        assert silence(model)._model.store is store
+
+    def test_nothing_is_stored_at_openai_with_a_key_that_is_awaited(self) -> None:
+        async def key() -> str:
+            return "none"
+
+        model = pytest.importorskip("langchain_openai").ChatOpenAI(model="m", api_key=key)
+        assert silence(model)._model.store is False
+
     @pytest.mark.filterwarnings("ignore:Parameters")
     def test_anthropic(self) -> None:
         with hostile_provider(None) as served:
