@@ -23,7 +23,7 @@ from langchain_core.prompts import (
 from langchain_core.runnables import RunnableLambda, RunnableSequence
 
 from langchain_dpicl._opaque import OpaqueRows, run_guarded
-from langchain_dpicl.backends.langchain.texts import is_no_answer, text_of
+from langchain_dpicl.backends.langchain.texts import text_of
 from langchain_dpicl.backends.private_calls.call import (
     DEFAULT_CONCURRENCY,
     CallPool,
@@ -208,8 +208,6 @@ class SilentChain:
         return read_silently(lambda: self._parsed(reply))
 
     def _parsed(self, reply: Reply) -> Answer | None:
-        if reply.answer is None or is_no_answer(reply.answer.reveal().finish_reason):
-            return None
         found: Any = text_of(reply, self.stop)
         if not found.strip():
             return None

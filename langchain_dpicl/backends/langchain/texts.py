@@ -223,7 +223,7 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
     """Returns the answer's text before the first stop string; "" if it failed, was refused or was filtered."""
     if reply.answer is None or reply.answer.reveal().refused:
         return ""
-    if reply.answer.reveal().finish_reason == "content_filter" or not isinstance(reply.answer.reveal().text, str):
+    if _is_no_answer(reply.answer.reveal().finish_reason) or not isinstance(reply.answer.reveal().text, str):
         return ""
     return reply.answer.reveal().text[: _end(reply.answer, stop)]
 
@@ -431,8 +431,8 @@ class TextVoteBackend(SilentEngine):
         if reply.fault == "content" and may_drop:
             self._options["temperature"] = None
             reply = self._ask_probe()
-        answer = probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
-        if not text_of(reply).strip() or is_no_answer(answer.reveal().finish_reason):
+        probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
+        if not text_of(reply).strip():
             raise CapabilityError(f"{self.name} answered a public probe without text. {_SILENT}")
 
     def _ask_probe(self) -> Reply:
@@ -443,11 +443,11 @@ def _place(reply: Reply, names: ChoiceNames, *, other: int) -> int | None:
     """Returns the place of the named choice, `other` if no choice is named, None without an answer."""
     if reply.answer is None:
         return None
-    place = None if is_no_answer(reply.answer.reveal().finish_reason) else names.named(text_of(reply))
+    place = names.named(text_of(reply))
     return other if place is None else place
 
 
-def is_no_answer(finish_reason: object) -> bool:
+def _is_no_answer(finish_reason: object) -> bool:
     """Returns whether an answer that ended so is a refusal, or no text at all, by any provider's name for it."""
     return isinstance(finish_reason, str) and finish_reason.lower() in _NO_ANSWER
 

@@ -736,15 +736,16 @@ def _answer(generation: Any, about: Any) -> ModelOutput:
     return ModelOutput(
         text=generation.text,
         logprobs=info.get("logprobs"),
-        finish_reason=_finish_reason(info, about),
+        finish_reason=_finish_reason(info, about, getattr(message, "response_metadata", None)),
         refused=bool(extra.get("refusal") or getattr(message, "tool_calls", None)),
     )
 
 
-def _finish_reason(info: Any, about: Any) -> Any:
-    """Returns why an answer ended: OpenAI's, Ollama's or Anthropic's field."""
+def _finish_reason(info: Any, about: Any, metadata: Any) -> Any:
+    """Returns why an answer ended: OpenAI's, Ollama's, Anthropic's or Bedrock's field."""
     own = info.get("finish_reason") or info.get("done_reason")
-    return own or (about.get("stop_reason") if isinstance(about, dict) else None)
+    own = own or (about.get("stop_reason") if isinstance(about, dict) else None)
+    return own or (metadata.get("stopReason") if isinstance(metadata, dict) else None)
 
 
 def _outcome(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply | None:

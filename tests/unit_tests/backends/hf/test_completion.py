@@ -55,10 +55,11 @@ class TestText:
             Reply(),
             reply("no", refused=True),
             reply("no", finish_reason="content_filter"),
+            reply("no", finish_reason="refusal"),
             reply(None),
             reply(["no"]),
         ],
-        ids=["failed", "nothing", "refused", "filtered", "no text", "another type"],
+        ids=["failed", "nothing", "refused", "filtered", "refusal", "no text", "another type"],
     )
     def test_of_an_answer_that_is_none_is_empty(self, failed: Reply) -> None:
         assert text_of(failed, ("x",)) == ""

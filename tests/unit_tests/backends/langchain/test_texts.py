@@ -47,6 +47,7 @@ class TextChat(BaseChatModel):
     is_cut: bool = False
     info: dict[str, Any] = Field(default_factory=dict)
     about: dict[str, Any] = Field(default_factory=dict)
+    beside: dict[str, Any] = Field(default_factory=dict)
     model_name: str = "text-chat"
 
     @property
@@ -60,7 +61,7 @@ class TextChat(BaseChatModel):
         said = _said(self, messages[0].text, kwargs)
         message = said if isinstance(said, AIMessage) else AIMessage(said)
         message.usage_metadata = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
-        message.response_metadata = {"model_name": self.model_name}
+        message.response_metadata = {"model_name": self.model_name, **self.beside}
         made = ChatGeneration(message=message, generation_info=self.info or None)
         return ChatResult(generations=[made], llm_output=self.about or None)
 
@@ -224,16 +225,20 @@ class TestVotes:
         ):
             assert same_bits(rows, votes(None, "card"))
 
-    @pytest.mark.parametrize("reason", ["content_filter", "refusal", "SAFETY", "tool_calls", "tool_use"])
-    @pytest.mark.parametrize("place", ["info", "about"])
+    @pytest.mark.parametrize(
+        "reason", ["content_filter", "refusal", "SAFETY", "tool_calls", "tool_use", "guardrail_intervened"]
+    )
+    @pytest.mark.parametrize("place", ["info", "about", "beside"])
     def test_are_none_where_the_answer_was_filtered_or_calls_a_tool(self, reason: str, place: str) -> None:
-        """The two places where LangChain's classes put the reason of the end."""
-        name = {"info": "finish_reason", "about": "stop_reason"}[place]
+        """The three places where LangChain's classes put the reason of the end; the third is that of Bedrock's."""
+        name = {"info": "finish_reason", "about": "stop_reason", "beside": "stopReason"}[place]
         engine = self.engine({"bad": "card"})
         setattr(engine._model._model, place, {name: reason})
         assert same_bits(engine.score_choices(["bad"], LABELS), votes(None))
+        assert engine.complete(["bad"], max_tokens=5) == [""]
         setattr(engine._model._model, place, {name: "end_turn"})
         assert same_bits(engine.score_choices(["bad"], LABELS), votes("card"))
+        assert engine.complete(["bad"], max_tokens=5) == ["card"]
 
     @pytest.mark.parametrize(
         "error",
