@@ -328,7 +328,11 @@ DROPPED = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "requestMetadata",
+        "request_metadata",
         "safety_identifier",
+        "session_id",
+        "trace",
         "user",
         "user_profile_id",
     }
@@ -350,6 +354,8 @@ def private_settings(model: Any) -> dict[str, Any]:
             changed[name] = None
         elif isinstance(getattr(model, name, None), Mapping):  # `Field(default_factory=dict)`
             changed[name] = {}
+        elif fields[name].default_factory is not None:  # `Field(default_factory=from_env(...))`
+            changed[name] = None
     for name in _MAPPINGS:
         value = getattr(model, name, None)
         if name in fields and isinstance(value, Mapping):

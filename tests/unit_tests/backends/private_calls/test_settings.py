@@ -30,6 +30,10 @@ MARKS = {
     "prompt_cache_options": {"mode": "explicit"},
     "user": "me",
     "safety_identifier": "me",
+    "session_id": "s1",
+    "trace": {"trace_id": "t1"},
+    "request_metadata": {"team": "x"},
+    "requestMetadata": {"team": "x"},
 }
 
 
@@ -115,10 +119,12 @@ class TestSettingsForPublicTraffic:
     def test_fields_that_have_another_default_than_none(self) -> None:
         class Tagged(ScriptedChat):
             metadata: dict[str, str] = Field(default_factory=dict)  # type: ignore[assignment]
+            session_id: str | None = Field(default_factory=lambda: "s1")  # as ChatOpenRouter's, from the environment
 
         model = Tagged(answer=fixed({"a": 1.0}), metadata={"team": "x"})
-        assert silence(model)._model.metadata == {}
-        assert model.metadata["team"] == "x"
+        quiet = silence(model)._model
+        assert (quiet.metadata, quiet.session_id) == ({}, None)
+        assert (model.metadata["team"], model.session_id) == ("x", "s1")
 
     def test_options_of_an_engine(self) -> None:
         with hostile_provider(None) as served:
