@@ -55,11 +55,15 @@ QUOTA = AdviceRow(
     said=r"HTTP 402|insufficient_quota|exceeded your current quota|credit balance",
     advice="The account has no credit left: check its plan and billing, or take another key.",
 )
+AWAITED = AdviceRow(
+    said=r"Sync client is not available",
+    advice="An engine makes a blocking call when it is built: pass api_key as text or as a function that is not async.",
+)
 KEY = AdviceRow(
     said=r"HTTP 40[13]|api[_ ]key|credential",
     advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
 )
-ACCOUNT = (QUOTA, KEY)
+ACCOUNT = (QUOTA, AWAITED, KEY)
 """Faults of the account; no other advice applies then."""
 
 _BASE_URL = "check base_url (OpenAI's and that of most servers ends in /v1, Anthropic's must not)"

@@ -507,6 +507,16 @@ class TestAdvice:
         with pytest.raises(CapabilityError, match=told):
             TextVoteBackend(model)
 
+    @pytest.mark.enable_socket  # the client tries its socket options
+    @pytest.mark.parametrize("engine", [as_backend, TextVoteBackend])
+    def test_of_a_key_that_is_awaited_says_that_the_probe_blocks(self, engine: Callable[[Any], Any]) -> None:
+        async def key() -> str:
+            return "none"
+
+        model = pytest.importorskip("langchain_openai").ChatOpenAI(model="m", api_key=key)
+        with pytest.raises(CapabilityError, match=r"\)\. An engine makes a blocking call .* is not async\.$"):
+            engine(model)
+
     def test_of_the_address_is_given_once(self) -> None:
         assert combine_advice("NotFoundError (HTTP 404): no", "Check base_url.") == "Check base_url."
         assert combine_advice("NotFoundError (HTTP 404): no", "Take another.").startswith("Nothing is served there")
