@@ -117,7 +117,7 @@ def no_turns(patch: Patch) -> None:
 
 def turns_for_ever(patch: Patch) -> None:
     """A turn whose holder was killed never ends."""
-    patch.setattr(beside_ledgers, "_END_LATE_TURNS", "DELETE FROM turns WHERE ? > ? AND 0")
+    patch.setattr(beside_ledgers, "_END_LATE_TURNS", "DELETE FROM turns WHERE ? < 0")
 
 
 def lost_where_the_memo_is_out(patch: Patch) -> None:
