@@ -114,7 +114,8 @@ class Engine:
         """The padding layout: the fast one if the model supports it."""
         if self._layout is None:
             with self.lock, torch.inference_mode():
-                failure = self._failure_of(self._choose_layout)
+                # Another thread may have chosen it meanwhile; nothing can be chosen twice.
+                failure = "" if self._layout is not None else self._failure_of(self._choose_layout)
             self.body.forget()
             if failure:
                 raise ModelCallError(failure)

@@ -124,6 +124,11 @@ class TestChains:
         assert result.llm_output["token_usage"]["completion_tokens"] <= LENGTH * len(prompts)
         assert result.llm_output["token_usage"]["prompt_tokens"] == sum(map(llm().backend.count_tokens, prompts))
 
+    def test_the_first_calls_of_an_engine_may_come_at_once(self):
+        new = HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(chat=True), max_prompt_tokens=64)
+        first = ChatLocal(backend=new, max_tokens=2).batch([PROMPT] * 4)
+        assert {message.text for message in first} == {chat(max_tokens=2).invoke(PROMPT).text}
+
     def test_prompts_that_are_written_together_end_each_on_their_own(self):
         texts = LocalLLM(backend=Spaced()).generate(["a", "a 1", "a 2", "a 9"], stop=["d word word"]).generations
         assert [text[0].text for text in texts] == [" word word", "", " word", " wor"]
