@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any, NoReturn, Self
 
@@ -39,6 +40,7 @@ from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._construction import HidesInput, tells_how_to_build
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
@@ -47,7 +49,8 @@ from langchain_dpicl.privacy._validate import fail
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
-# `generate`, and `ends_in_space(text)` where it puts a text into a frame of its own.
+# `generate`, `ends_in_space(text)` where it puts a text into a frame of its own, and `by_itself(action)`, through which
+# private calls generate.
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +253,23 @@ def write_all(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> lis
     """Returns one text per prompt."""
     texts: list[GeneratedText] = []
     for first in range(0, len(prompts), ROWS):
-        block = prompts[first : first + ROWS]
-        rows = [_TextInProgress(backend, prompt, wish) for prompt in block]
-        pieces: list[list[TextPiece]] = [[] for _ in block]
-        for tokens, shares in _steps(backend, block, wish):
-            for place in [place for place, row in enumerate(rows) if not row.finished]:
-                pieces[place].append(rows[place].add(int(tokens[place]), shares[place]))
-            if all(row.finished for row in rows):
-                break
-        for place in [place for place, row in enumerate(rows) if not row.finished]:
-            pieces[place].append(rows[place].end("length", 0))
-        texts += [GeneratedText.of(one, wish) for one in pieces]
+        block = partial(_write_together, backend, prompts[first : first + ROWS], wish)
+        by_itself = getattr(backend, "by_itself", None) if is_inside_call() else None
+        texts += block() if by_itself is None else by_itself(block)
     return texts
+
+
+def _write_together(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> list[GeneratedText]:
+    rows = [_TextInProgress(backend, prompt, wish) for prompt in prompts]
+    pieces: list[list[TextPiece]] = [[] for _ in prompts]
+    for tokens, shares in _steps(backend, prompts, wish):
+        for place in [place for place, row in enumerate(rows) if not row.finished]:
+            pieces[place].append(rows[place].add(int(tokens[place]), shares[place]))
+        if all(row.finished for row in rows):
+            break
+    for place in [place for place, row in enumerate(rows) if not row.finished]:
+        pieces[place].append(rows[place].end("length", 0))
+    return [GeneratedText.of(one, wish) for one in pieces]
 
 
 def _steps(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> Iterator[tuple[Any, Any]]:

@@ -16,18 +16,16 @@ from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend, NoLogp
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls import public_calls
 from langchain_dpicl.backends.private_calls.call import RetryPolicy, SilentModel, spelling_of, unwrap
-from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
+from langchain_dpicl.backends.private_calls.model_checks import (
+    DECISION_MODELS,
+    attributes_of,
+    is_around_pipelines,
+    is_one_of,
+    pipeline_of,
+)
 from langchain_dpicl.backends.private_process.engines import PrivateProcess, ProcessEngine
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
-
-# Stock objects of `langchain_huggingface` that hold a local model are unwrapped: private work calls the model itself,
-# so that their callbacks, caches and traces see none of it; their sampling parameters are ignored.
-PIPELINES = frozenset({("langchain_huggingface", "HuggingFacePipeline")})
-"""Completion models around a pipeline of transformers, by package and name."""
-
-AROUND_PIPELINES = frozenset({("langchain_huggingface", "ChatHuggingFace")})
-"""Chat models that may hold one of those; otherwise they hold an endpoint, which is not local."""
 
 _NO_WRAPPER = "pass the model itself rather than a chain, fallback or configurable wrapper around it"
 
@@ -232,12 +230,6 @@ def _text_votes(llm: Any, kind: str | None, retry: RetryPolicy | None) -> Choice
         return llm
     if isinstance(llm, ProcessEngine) and isinstance(llm, ChoiceBackend):
         return llm
-    if _pipeline_of(unwrap(llm)[0]) is not None:
-        raise CapabilityError(
-            f'expected a model that only writes text with votes="text", found {type(unwrap(llm)[0]).__name__}, which '
-            "holds a local model that gives every label a probability; leave votes out, or hand in "
-            "ChatLocal(backend=...) for what it writes"
-        )
     if kind in {"chat", "completion"}:
         return TextVoteBackend(llm, retry=retry)
     raise CapabilityError(
@@ -260,14 +252,11 @@ def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
     inner, _ = unwrap(llm)
     if isinstance(inner, BaseChatModel | BaseLLM):
         return "chat" if isinstance(inner, BaseChatModel) else "completion"
-    return "decisions" if _is_one_of(inner, DECISION_MODELS) else None
+    return "decisions" if is_one_of(inner, DECISION_MODELS) else None
 
 
-def _is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:
-    """Whether a model's class is named; by name, so that no provider's package is imported."""
-    return any((base.__module__.partition(".")[0], base.__name__) in classes for base in type(model).__mro__)
-
-
+# Stock objects of `langchain_huggingface` that hold a local model are unwrapped: private work calls the model itself,
+# so that their callbacks, caches and traces see none of it; their sampling parameters are ignored.
 _engines: weakref.WeakKeyDictionary[Any, dict[tuple[bool, int, int], NextTokenBackend]] = weakref.WeakKeyDictionary()
 """Engines made of pipelines, by the pipeline: an engine holds its model and tokenizer, and not the pipeline."""
 
@@ -275,22 +264,16 @@ _making = threading.Lock()
 _USUAL_LENGTH = 512 + 128
 
 
-def _pipeline_of(model: Any) -> Any:
-    """Returns the pipeline of transformers that a stock object holds; None for anything else."""
-    inner = getattr(model, "llm", None) if _is_one_of(model, AROUND_PIPELINES) else model
-    return getattr(inner, "pipeline", None) if _is_one_of(inner, PIPELINES) else None
-
-
 def _local_engine(model: Any) -> NextTokenBackend | None:
     """Returns the engine of a stock object's pipeline, the same for the same pipeline; None for other objects."""
-    pipeline = _pipeline_of(model)
+    pipeline = pipeline_of(model)
     if pipeline is None:
         return None
     if pipeline.task != "text-generation":
         raise CapabilityError(
             f"expected a pipeline for text-generation, found one for {pipeline.task}; take a causal language model"
         )
-    is_chat = _is_one_of(model, AROUND_PIPELINES)
+    is_chat = is_around_pipelines(model)
     tokenizer = _one_tokenizer(model if is_chat else pipeline, pipeline)
     key = (is_chat, id(tokenizer), id(pipeline.model))  # an engine keeps both alive, so ids are not reused
     with _making:

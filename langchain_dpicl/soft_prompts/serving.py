@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from langchain_core.documents import Document
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 _LEAST = 8
 """Room for private prompts of an engine that is built here, which reads none."""
@@ -204,6 +205,14 @@ class SoftPromptBackend:
         rows = [self._ids(prompt, name) for prompt, name in zip(prompts, known, strict=True)]
         coins = rng or Generator(PCG64())
         return self._room.generated(rows, known, (temperature, top_k, top_p, coins), room=self.max_new_tokens)
+
+    def by_itself(self, action: Callable[[], T]) -> T:
+        """Runs an action that generates for one PRIVATE prompt; see `HuggingFaceBackend.by_itself`.
+
+        Args:
+          action: calls `generate`, and reads all that it needs of it.
+        """
+        return self._base.by_itself(action)
 
     def complete(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # of a prompt longer than `max_prompt_tokens` is cut out: the public beginning (`shared`, the head of a chat template)
 # or else the first quarter stays, and the end. All of that happens inside the prompt's own row.
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class HuggingFaceBackend:
@@ -339,6 +340,17 @@ class HuggingFaceBackend:
         taste = vocabulary.SamplingOptions(temperature, top_k, top_p, rng or Generator(PCG64()))
         rows = [self._public_row(prompt, self._reading_room(self.max_new_tokens)) for prompt in prompts]
         return completion.generate_tokens(self._engine, rows, taste, room=self.max_new_tokens)
+
+    def by_itself(self, action: Callable[[], T]) -> T:
+        """Runs an action that generates for one PRIVATE prompt, as private calls of a LangChain model do.
+
+        Args:
+          action: calls `generate`, and reads all that it needs of it.
+
+        Raises:
+          UnsilencableModelError: somebody else's hook would see the prompt.
+        """
+        return self._engine.by_itself(action)
 
     def _reading_room(self, room: int) -> int:
         """Returns how many tokens a public prompt may have if `room` are to be written."""

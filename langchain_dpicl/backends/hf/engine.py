@@ -291,6 +291,11 @@ class Engine:
         self.free()
         raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
+    def by_itself(self, action: Callable[[], T]) -> T:
+        """Runs the generation of one private text; raises UnsilencableModelError if a hook of others would see it."""
+        self.body.hooks.check()
+        return action()
+
     def check_memory(self, shape: BatchShape) -> None:
         """Runs public text at a shape; raises ModelCallError if it does not fit."""
         with self.lock, torch.inference_mode():

@@ -765,6 +765,8 @@ def _outcome(error: BaseException, *, explain: Literal["", "kind", "text"]) -> R
 
 
 def _fault(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply:
+    if isinstance(error, UnsilencableModelError):  # by a local engine, which looks for hooks itself
+        return Reply(fault="unsilent", detail=str(error) if explain else "")
     fault, retry_after, detail = classify_error(error, explain=explain)
     return Reply(fault=fault, retry_after=retry_after, detail=detail)
 

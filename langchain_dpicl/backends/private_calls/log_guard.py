@@ -64,6 +64,11 @@ def begin(*, withholds: bool, passage: Any = None) -> CallMark:
     return call
 
 
+def is_inside_call() -> bool:
+    """Whether the current code runs inside a silent call."""
+    return _CALL.get() is not None
+
+
 def watch_runs(call: CallMark, text: str) -> contextlib.AbstractContextManager[None]:
     """Detects a call's runs also in threads without its mark, by their text; "" detects nothing.
 

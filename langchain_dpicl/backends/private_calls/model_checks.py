@@ -94,6 +94,9 @@ EMBEDDING = ("embed_documents", "aembed_documents")
 
 # By name, so that neither package is imported: a user of such a model has imported it.
 DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
+# Stock objects of `langchain_huggingface` around a pipeline of transformers, by package and name.
+_PIPELINES = frozenset({("langchain_huggingface", "HuggingFacePipeline")})
+_AROUND_PIPELINES = frozenset({("langchain_huggingface", "ChatHuggingFace")})  # or around an endpoint
 _CACHING_STEPS = ("_generate_with_cache", "_agenerate_with_cache", "_generate_helper", "_agenerate_helper")
 _PROMPT_TAKERS = frozenset({*GENERATING, *DECIDING, *CLASSIFYING, *EMBEDDING, "_call", "_acall", "_stream", "_astream"})
 
@@ -129,6 +132,10 @@ _TGI_ADVICE = (
     "for TGI, an Inference Endpoint or Hugging Face's router take ChatOpenAI(base_url='http://HOST:PORT/v1', "
     "api_key=..., model=...), which reads log-probabilities too; the HuggingFaceEndpoint itself votes with its text"
 )
+_PIPELINE_ADVICE = (
+    "take LocalLLM or ChatLocal with backend=HuggingFaceBackend(pipeline.model, pipeline.tokenizer), which looks for "
+    "them before every private call"
+)
 _LITELLM_ADVICE = (
     'hand in backends.PrivateProcess("litellm:model"), a process where none of them is set (LiteLLM\'s Router sets '
     "callbacks of its own), or take the provider's own LangChain class"
@@ -139,7 +146,7 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
     """Returns the kind of a model and the methods that private calls go through."""
     if isinstance(model, BaseChatModel | BaseLLM):
         return ("chat" if isinstance(model, BaseChatModel) else "completion"), GENERATING
-    if any((top_of(base.__module__), base.__name__) in DECISION_MODELS for base in type(model).__mro__):
+    if is_one_of(model, DECISION_MODELS):
         for doors in (DECIDING, CLASSIFYING):
             if all(callable(getattr(type(model), name, None)) for name in doors):
                 return "decisions", doors
@@ -149,8 +156,29 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
     )
 
 
+def is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:
+    """Whether a model's class, or a base of it, is named; by name, so that no provider's package is imported."""
+    return any((top_of(base.__module__), base.__name__) in classes for base in type(model).__mro__)
+
+
+def is_around_pipelines(model: Any) -> bool:
+    """Whether it is the stock chat model that may hold a pipeline's model."""
+    return is_one_of(model, _AROUND_PIPELINES)
+
+
+def pipeline_of(model: Any) -> Any:
+    """Returns the pipeline of transformers that a stock object holds; None for anything else."""
+    inner = getattr(model, "llm", None) if is_around_pipelines(model) else model
+    return getattr(inner, "pipeline", None) if is_one_of(inner, _PIPELINES) else None
+
+
 def refuse_open_models(model: Any) -> None:
     """Raises UnsilencableModelError for a model that reports its calls to others by design."""
+    if pipeline_of(model) is not None:
+        raise UnsilencableModelError(
+            f"expected a model that writes for private calls, found {type(model).__name__} around a pipeline, which "
+            f"does not look for hooks of others; {_PIPELINE_ADVICE}"
+        )
     _refuse_overrides(type(model))
     _refuse_closers(type(model))
     attributes, private = attributes_of(model), model.__pydantic_private__ or {}

@@ -27,7 +27,9 @@ from langchain_dpicl import (
 from langchain_dpicl.backends import resolve
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.hf.engine import LocalSession
+from langchain_dpicl.backends.private_calls.model_checks import pipeline_of
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
+from langchain_dpicl.evaluation.chains import SilentChain
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
@@ -163,7 +165,7 @@ class TestTakingApart:
 
         assert as_backend(Mine(pipeline=stock().pipeline)) is as_backend(stock())
         namesake = type("HuggingFacePipeline", (LocalLLM,), {"__module__": "elsewhere"})
-        assert resolve._pipeline_of(namesake(backend=as_backend(stock()))) is None
+        assert pipeline_of(namesake(backend=as_backend(stock()))) is None
 
     def test_another_vocabulary_in_the_chat_model_is_refused(self):
         chat = ChatHuggingFace(llm=stock(), tokenizer=tiny_hf.byte_tokenizer(chat=True, size=380))
@@ -176,9 +178,11 @@ class TestTakingApart:
         with pytest.raises(CapabilityError, match="for text-generation, found one for image-text-to-text"):
             as_backend(HuggingFacePipeline(pipeline=other))
 
-    def test_text_votes_are_not_asked_of_a_model_that_shows_everything(self, model):
-        with pytest.raises(CapabilityError, match=rf"found {type(model).__name__}.*leave votes out"):
-            as_choice_backend(model, votes="text")
+    def test_what_a_pipeline_writes_is_not_asked_for_in_private(self, model):
+        chain = PromptTemplate.from_template("{text}") | model
+        for ask in (lambda: as_choice_backend(model, votes="text"), lambda: SilentChain.of(chain, known=("text",))):
+            with pytest.raises(UnsilencableModelError, match=rf"found {type(model).__name__} around.*take LocalLLM"):
+                ask()
 
     def test_an_endpoint_is_not_local(self):
         class Endpoint(HuggingFaceEndpoint):
@@ -189,7 +193,7 @@ class TestTakingApart:
 
         remote = Endpoint.model_construct(repo_id="none", model="none")
         chat = ChatHuggingFace.model_construct(llm=remote, model_id="none", tokenizer=None)
-        assert resolve._pipeline_of(chat) is None
+        assert pipeline_of(chat) is None
         with pytest.raises(UnsilencableModelError, match="'llm'"):
             as_backend(chat)
 
