@@ -342,7 +342,7 @@ class HuggingFaceBackend:
         return completion.generate_tokens(self._engine, rows, taste, room=self.max_new_tokens)
 
     def by_itself(self, action: Callable[[], T]) -> T:
-        """Runs an action that generates for one PRIVATE prompt, as private calls of a LangChain model do.
+        """Runs an action that generates for one PRIVATE prompt, as private calls of a LangChain model do; others wait.
 
         Args:
           action: calls `generate`, and reads all that it needs of it.

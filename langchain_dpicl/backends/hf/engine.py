@@ -292,9 +292,13 @@ class Engine:
         raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
     def by_itself(self, action: Callable[[], T]) -> T:
-        """Runs the generation of one private text; raises UnsilencableModelError if a hook of others would see it."""
-        self.body.hooks.check()
-        return action()
+        """Runs the generation of one private text; raises UnsilencableModelError if a hook of others would see it.
+
+        Others wait: how much memory a text takes is secret, and decides about no other. It is free again at the end.
+        """
+        with self.lock:
+            self.body.hooks.check()
+            return self.public(action)
 
     def check_memory(self, shape: BatchShape) -> None:
         """Runs public text at a shape; raises ModelCallError if it does not fit."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
+import torch
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl import Budget, PrivateExamples, serving
+from langchain_dpicl.backends.hf.completion import _GrowingRows
+from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.backends.hf.model_checks import Hooks
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
@@ -67,9 +72,9 @@ def chain_of(model: Any) -> SilentChain:
     return SilentChain.of(CHAIN | model, known=("text",))
 
 
-def answers(chain: SilentChain, *, awaited: bool = False) -> list[bool]:
+def answers(chain: SilentChain, texts: Sequence[str] = (PROMPT,) * 3, *, awaited: bool = False) -> list[bool]:
     """Whether each of some private records has an answer."""
-    calls = chain.requests([OpaqueValue({"text": PROMPT})] * 3)
+    calls = chain.requests([OpaqueValue({"text": text}) for text in texts])
     return [answer is not None for answer in (asyncio.run(calls.arun()) if awaited else calls.run())]
 
 
@@ -119,11 +124,79 @@ class TestForeignHooks:
         assert tap.heard
         assert list(model.stream(PROMPT))
 
-    def test_are_looked_for_once_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_looked_for_once_a_call_when_its_turn_has_come(self, monkeypatch: pytest.MonkeyPatch) -> None:
         one, looks, check = llm(), [], Hooks.check
-        chain = chain_of(one)
-        monkeypatch.setattr(Hooks, "check", lambda hooks: looks.append(1) or check(hooks))
+        chain, lock = chain_of(one), one.backend._engine.lock
+        monkeypatch.setattr(Hooks, "check", lambda hooks: looks.append(lock._is_owned()) or check(hooks))
         answers(chain)
-        assert len(looks) == 3
+        assert looks == [True] * 3
         one.generate([PROMPT] * 3)
         assert len(looks) == 3
+
+
+SHORT, LONG = "about red", "about red and blue, " * 3
+
+
+class TestMemory:
+    """The caches of texts in progress are counted where the device would: it has room for one short text."""
+
+    @pytest.fixture
+    def caches(self, monkeypatch: pytest.MonkeyPatch) -> WeakSet[Any]:
+        alive: WeakSet[Any] = WeakSet()
+        ask = _GrowingRows._told
+
+        def limited(growing: Any, step: Any) -> Any:
+            alive.add(growing)
+            time.sleep(0.01)  # so that other threads come between two steps, if they may
+            if sum(len(row) for each in list(alive) for row in each._rows) > 2 * len(SHORT):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return ask(growing, step)
+
+        monkeypatch.setattr(_GrowingRows, "_told", limited)
+        return alive
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    @pytest.mark.parametrize("name", ["text", "soft prompt"])
+    @pytest.mark.usefixtures("caches")
+    def test_of_one_record_decides_nothing_about_another(self, name: str, awaited: bool) -> None:
+        chain = SilentChain.of(PromptTemplate.from_template("{text}") | MODELS[name](), known=("text",))
+        assert answers(chain, [SHORT] * 4, awaited=awaited) == [True] * 4
+        assert answers(chain, [SHORT, LONG, SHORT, SHORT], awaited=awaited) == [True, False, True, True]
+
+    @pytest.mark.parametrize("fails_in", ["", "settle"])
+    def test_is_free_again_before_others_go_on(
+        self, caches: WeakSet[Any], fails_in: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chain, left, by_itself = chain_of(LocalLLM(backend=engine(), max_tokens=2)), [], Engine.by_itself
+
+        def watched(one: Engine, action: Any) -> Any:
+            try:
+                return by_itself(one, action)
+            finally:
+                left.append(len(caches))
+
+        def fail(one: Engine, states: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        answers(chain, [""])  # learns how the model pads
+        monkeypatch.setattr(Engine, "by_itself", watched)
+        if fails_in:
+            monkeypatch.setattr(Engine, fails_in, fail)
+        assert answers(chain, [""]) == [not fails_in]
+        assert left == [0]
+
+    def test_is_kept_from_others_between_two_tokens_of_a_private_text_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, owned, add = llm(), [], serving._TextInProgress.add
+        lock: Any = one.backend._engine.lock
+
+        def looked(row: Any, *token: Any) -> Any:
+            owned.append(lock._is_owned())
+            return add(row, *token)
+
+        monkeypatch.setattr(serving._TextInProgress, "add", looked)
+        assert one.invoke(PROMPT) == "".join(one.stream(PROMPT))
+        assert owned == [False] * 4
+        answers(chain_of(one), [PROMPT])
+        assert owned[4:] == [True] * 2
