@@ -74,6 +74,10 @@ _NEEDED = ("generate", "encode", "count_tokens", "token_bytes", "eos", "name")
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 _STOCK = frozenset({"model", "timeout", "max_retries", "api_key", "base_url", "streaming"})
 """What LangChain's classes take for a server; a model in this process has no use for it."""
+_ASKED = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs", "top_logprobs")
+"""The options of one call, besides `stop`."""
+_PASSED_ON = _STOCK | {"stream", "ls_structured_output_format"}
+"""What else may come with a call, without effect here: LangChain reads some of it, and passes all on."""
 _NEVER = -9999.0
 """What OpenAI reports as the logarithm of a probability too small to name; JSON has no infinity."""
 
@@ -167,7 +171,15 @@ class CallOptions:
 
     @classmethod
     def of(cls, model: ServedFields, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> CallOptions:
-        """Reads a call."""
+        """Reads a call.
+
+        Raises:
+          ConfigurationError: an option that would have no effect, or that the engine does not have.
+        """
+        if unknown := [name for name in kwargs if name not in {*_ASKED, *_PASSED_ON}]:
+            expected = f"options of a call among {sorted(_ASKED)}, found another."
+            hint = did_you_mean(unknown[0], _ASKED)
+            raise ConfigurationError(f"{type(model).__name__}: expected {expected} {hint}".rstrip())
 
         def asked(name: str) -> Any:
             given = kwargs.get(name)

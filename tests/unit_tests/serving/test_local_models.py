@@ -212,6 +212,25 @@ class TestLengthStopAndSampling:
             with pytest.raises(ConfigurationError, match=r"by temperature alone, found \['top_k', 'top_p'\]"):
                 kind(top_k=3).invoke("x", top_p=0.5)
 
+    @pytest.mark.parametrize("name", ["max_token", "tools", "response_format", "num_predict"])
+    def test_options_that_would_do_nothing_are_refused(self, make, name):
+        """As the constructor refuses them."""
+        for model in (make(), EmbeddedLLM(), ChatEmbedded()):
+            kind = type(model).__name__
+            for call in (
+                model.bind(**{name: [8]}).invoke,
+                lambda text, model=model: list(model.stream(text, **{name: 8})),
+            ):
+                with pytest.raises(ConfigurationError, match=rf"{kind}: expected options .*'max_tokens'") as caught:
+                    call(PROMPT)
+                assert ("Did you mean 'max_tokens'?" in str(caught.value)) == (name == "max_token")
+
+    def test_what_langchain_passes_on_is_taken(self, make):
+        schema = {"kwargs": {}, "schema": {"title": "Answer", "type": "object", "properties": {}}}
+        passed = {"stream": True, "ls_structured_output_format": schema, "timeout": 3, "model": "mine"}
+        model = make().bind(stop=["never"], logprobs=True, top_logprobs=1, seed=3, top_k=2, top_p=0.5, **passed)
+        assert said(model) == "".join(streamed(model)) == said(make())
+
     @pytest.mark.parametrize("fault", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}])
     def test_what_is_out_of_range_is_refused(self, make, fault):
         with pytest.raises(ConfigurationError, match=next(iter(fault))):
