@@ -176,8 +176,9 @@ class CallOptions:
         Raises:
           ConfigurationError: an option that would have no effect, or that the engine does not have.
         """
-        if unknown := [name for name in kwargs if name not in {*_ASKED, *_PASSED_ON}]:
-            expected = f"options of a call among {sorted(_ASKED)}, found another."
+        given = [name for name, value in kwargs.items() if value is not None]
+        if unknown := [name for name in given if name not in {*_ASKED, *_PASSED_ON}]:
+            expected = f"options of a call among {sorted(_ASKED)}, found {sorted(unknown)}."
             hint = did_you_mean(unknown[0], _ASKED)
             raise ConfigurationError(f"{type(model).__name__}: expected {expected} {hint}".rstrip())
 

@@ -269,6 +269,25 @@ def _resolved(option: str, name: str, make: Callable[[str], Any], *, expected: s
     raise ConfigurationError(f"{option}: {said}")
 
 
+TEXT_PROVIDERS = frozenset(
+    [
+        "anthropic",
+        "anthropic_bedrock",
+        "bedrock",
+        "bedrock_converse",
+        "google_anthropic_vertex",
+        "google_genai",
+        "mistralai",
+    ]
+)
+"""Providers whose classes report no log-probabilities (docs/providers.md)."""
+
+
+def answers_in_text(name: str) -> bool:
+    """Whether a name is of a provider without log-probabilities."""
+    return names_provider(name) and name.partition(":")[0] in TEXT_PROVIDERS
+
+
 def names_provider(name: str) -> bool:
     """Whether a name is "provider:model" of LangChain, unless a module in the current folder has the provider's name.
 

@@ -609,6 +609,8 @@ def _source(settings: Settings) -> RowSource:
 
 def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
+    from langchain_dpicl.cli.inputs import answers_in_text
+
     answers = settings.get("answers") or LabelAnswers()
     asked, calls = answers.calibrate, settings.cost.calls_per_row
     content_free: Sequence[str] = getattr(source, "content_free", answers.content_free)
@@ -617,7 +619,8 @@ def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     if not reads:
         raise fail("answers.calibrate", f"one of {list(known)}, as rows were rehearsed", asked)
     # Where nothing is asked for or rehearsed, rows are calibrated unless the model answers in text.
-    calibrates = asked is None and not hasattr(source, "readings") and answers.votes != "text"
+    by_text = answers.votes == "text" or answers_in_text(settings.model.name)
+    calibrates = asked is None and not hasattr(source, "readings") and not by_text
     return {read: calls or (1 + len(content_free) if read or calibrates else 1) for read in reads}
 
 

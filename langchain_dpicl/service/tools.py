@@ -99,14 +99,14 @@ async def _cancelled_once(asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[st
     The server cancels what it runs at every turn of the loop, also what is awaited to note the charge.
     """
     task = asyncio.ensure_future(asked)
+    # asyncio would log the words of an error that nobody looks at.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
         task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait({task})  # a second cancellation ends the wait, and not the task
-        if task.done() and not task.cancelled():
-            task.exception()  # asyncio would log the words of one that nobody looks at
         raise
     return task.result()
 

@@ -115,8 +115,10 @@ class Engine:
         if self._layout is None:
             with self.lock, torch.inference_mode():
                 # Another thread may have chosen it meanwhile; nothing can be chosen twice.
-                failure = "" if self._layout is not None else self._failure_of(self._choose_layout)
-            self.body.forget()
+                failure = ""
+                if self._layout is None:
+                    failure = self._failure_of(self._choose_layout)
+                    self.body.forget()
             if failure:
                 raise ModelCallError(failure)
         return self._layout or LeftBatch

@@ -438,6 +438,11 @@ class SilentModel:
         return named if isinstance(named, str) else type(self._model).__name__
 
     @property
+    def works_alone(self) -> bool:
+        """Whether private calls of the model run one after the other anyway, as around a local engine."""
+        return hasattr(getattr(self._model, "backend", None), "by_itself")
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts and ports of the public calls so far, proxies included; () for a model without HTTP."""
         return tuple(self._hosts)
@@ -797,7 +802,9 @@ class CallPool:
         self._model = model
         self._crew = crew or Crew(1)  # threads that others use too, or its own: for each call that is allowed at once
         self._retry = retry
-        self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
+        # Threads that wait for a local engine would keep it from public calls.
+        most = 1 if max_concurrency is None and model.works_alone else max_concurrency
+        self._given = None if most is None else check_whole("max_concurrency", most)
         self._processes: dict[tuple[int, int], _Process] = {}
 
     @property

@@ -367,6 +367,7 @@ class TestPlanOfAnswersToQueries:
             (("answers.calibrate=false",), 1),
             (("answers.votes=text",), 1),
             (("model.name=openai:gpt-4.1-mini",), 2),  # a chat model that reports log-probabilities is, too
+            (("model.name=anthropic:claude-sonnet-4-5",), 1),  # votes by text
             (("cost.calls_per_row=3",), 3),
         ],
     )

@@ -137,6 +137,13 @@ class TestForeignHooks:
 SHORT, LONG = "about red", "about red and blue, " * 3
 
 
+def test_private_calls_do_not_queue_up_before_public_ones(model: Any) -> None:
+    """Each of 32 threads at the engine's lock would have a whole text written before one public token."""
+    assert chain_of(model).calls.limit == 1
+    votes = as_choice_backend(model, votes="text")
+    assert (votes.calls_at_once, TextVoteBackend(model, max_concurrency=3).calls_at_once) == (1, 3)
+
+
 class TestMemory:
     """The caches of texts in progress are counted where the device would: it has room for one short text."""
 
@@ -160,6 +167,7 @@ class TestMemory:
     @pytest.mark.usefixtures("caches")
     def test_of_one_record_decides_nothing_about_another(self, name: str, awaited: bool) -> None:
         chain = SilentChain.of(PromptTemplate.from_template("{text}") | MODELS[name](), known=("text",))
+        chain.calls._given = 4  # as of several components that share the engine
         assert answers(chain, [SHORT] * 4, awaited=awaited) == [True] * 4
         assert answers(chain, [SHORT, LONG, SHORT, SHORT], awaited=awaited) == [True, False, True, True]
 
