@@ -20,6 +20,8 @@ from typing import Any, Literal, Self, TypeAlias, final, get_args
 import numpy as np
 import numpy.typing as npt
 
+from langchain_dpicl._opaque import run_guarded
+from langchain_dpicl.exceptions import RecordError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event, PureEvent
 from langchain_dpicl.privacy.extensions.redeclared import PARTS
@@ -209,6 +211,7 @@ Part: TypeAlias = Literal["choose", "test"]
 """The two halves."""
 
 _KEY = "part by hash"
+_NO_HALVES = "records: the units could not be split into halves. The cause is hidden; the ticket stays charged."
 
 
 class _HashedPools:
@@ -227,7 +230,9 @@ class _HashedPools:
             return whole
         with self._lock:  # read when a pool is opened, which a ticket was burnt for
             if self._places is None:
-                self._places = self._split(whole)
+                self._places = run_guarded(lambda: self._split(whole))
+            if self._places is None:
+                raise RecordError(_NO_HALVES)
             index = self._places[label]
         return Pool(lambda: len(index), lambda position: whole.records(index[position]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from langchain_dpicl import PrivateExamples
 from langchain_dpicl.evaluation.plan import plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions import outcome_counts
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
 from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -108,3 +111,19 @@ class TestTheRelease:
         shown = plan_evaluation(500, widths=[3, 2], epsilon=0.5, delta=1e-5, sample=100)
         again = type(shown).rebuild(shown.to_dict())
         assert (again, again.tickets()) == (shown, shown.tickets())
+
+
+def test_a_stop_while_halves_are_split_shows_no_record(monkeypatch):
+    private = PrivateExamples(["zx-secret"] * 4, public_size=10)
+    halves = outcome_counts.split_in_parts(private)
+
+    def stop(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outcome_counts, "part_of", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        halves._pool("choose", ledger_id=None)
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    ours = [frame.f_locals for frame in frames if frame.f_globals["__name__"].startswith("langchain_dpicl")]
+    assert ours
+    assert "zx-secret" not in repr(ours)
