@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -189,6 +190,47 @@ class PublicModel:
         return distinct_texts(cut_at_stop(text_of(self.name, answer), self._stop) for answer in answers)
 
 
+class PrivateDoor:
+    """Asks a public prompt as private ones are asked: with the same engine and the same options.
+
+    A call that fails for every row would leave an answer of noise alone, and the public model is asked with its own
+    settings.
+
+    Args:
+      engine: of the private calls.
+      name: of the model, for messages.
+      max_tokens: most tokens of an answer.
+      stop: texts that end an answer.
+    """
+
+    def __init__(self, engine: TextBackend, *, name: str, max_tokens: int, stop: Sequence[str]) -> None:
+        self._engine, self._name = engine, name
+        self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop)}
+        self._opened: set[int] = set()  # processes in which it was
+
+    def check(self, prompt: str) -> EffectGenerator[None]:
+        """Raises where private calls would be heard or fail (an effect generator); calls once in each process."""
+        look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
+        look()
+        if os.getpid() not in self._opened:
+            yield self._ask(prompt)
+            self._opened.add(os.getpid())
+
+    def _ask(self, prompt: str) -> Effect:
+        engine: Any = self._engine
+        if hasattr(engine, "complete_public"):  # tells a failed call from a blank answer
+            return PublicRequest(
+                self._name,
+                lambda: engine.complete_public(prompt, **self._options),
+                lambda: engine.acomplete_public(prompt, **self._options),
+            )
+        return PublicRequest(
+            self._name,
+            lambda: engine.complete([prompt], **self._options),
+            lambda: engine.acomplete([prompt], **self._options),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CandidateAnswers:
     """The public answers to a query.
@@ -211,6 +253,7 @@ class CandidateSource:
 
     Args:
       llm: the model of the private calls; called in public too.
+      door: the way of its private calls.
       writer: the public model, if it is another one.
       candidates: a list, or a Runnable or function that returns one for each query; None: the public model writes
         them.
@@ -218,9 +261,15 @@ class CandidateSource:
     """
 
     def __init__(
-        self, llm: PublicModel, *, writer: PublicModel | None = None, candidates: Any = None, count: int = 0
+        self,
+        llm: PublicModel,
+        *,
+        door: PrivateDoor,
+        writer: PublicModel | None = None,
+        candidates: Any = None,
+        count: int = 0,
     ) -> None:
-        self._llm = llm
+        self._llm, self._door = llm, door
         self._writer = writer or llm
         self._count = 0 if candidates is not None else count
         self.fixed = None if _fetches(candidates) else _check_texts("candidates", candidates)
@@ -250,6 +299,7 @@ class CandidateSource:
         # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
         if self._writer is not self._llm:
             yield self._llm.ask(prompt, config)
+        yield from self._door.check(prompt)
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))
@@ -641,13 +691,15 @@ class AnswerMaker:
         llm, writer = as_model(llm), as_model(options.writer)
         limits: dict[str, Any] = {"max_tokens": options.max_tokens, "stop": options.stop}
         has_domain = isinstance(options, KeywordAnswers) and options.keywords is not None
+        engine = as_text_backend(llm)
+        name = getattr(engine, "name", type(engine).__name__)
         public = CandidateSource(
             PublicModel(llm, **limits),
+            door=PrivateDoor(engine, name=name, **limits),
             writer=None if writer is None else PublicModel(writer, **limits),
             candidates=options.candidates,
             count=0 if has_domain else options.num_candidates,
         )
-        engine = as_text_backend(llm)
         space: Space
         if isinstance(options, KeywordAnswers):
             space = KeywordAggregator(engine, options) if near is None else NoisyKeywordAggregator(engine, options)
@@ -655,7 +707,6 @@ class AnswerMaker:
             embeddings = as_embeddings(near if options.embeddings is None else options.embeddings)
             space = EmbeddingAggregator(engine, options, embeddings=embeddings, fixed=public.fixed)
         traits = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
-        name = getattr(engine, "name", type(engine).__name__)
         return cls(options, wording, space, public, template, name, traits)
 
     def to_dict(self) -> dict[str, Any]:

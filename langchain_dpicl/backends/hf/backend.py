@@ -352,6 +352,10 @@ class HuggingFaceBackend:
         """
         return self._engine.by_itself(action)
 
+    def check_silent(self) -> None:
+        """Raises UnsilencableModelError where somebody else's hook would see a private prompt now."""
+        self._engine.body.hooks.check()
+
     def _reading_room(self, room: int) -> int:
         """Returns how many tokens a public prompt may have if `room` are to be written."""
         limit = self._engine.limit

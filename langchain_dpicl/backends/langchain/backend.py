@@ -21,7 +21,7 @@ from langchain_dpicl.backends.langchain.logprobs import (
     to_rows,
     top_k_of,
 )
-from langchain_dpicl.backends.langchain.texts import acomplete, complete
+from langchain_dpicl.backends.langchain.texts import acomplete, acomplete_public, complete, complete_public
 from langchain_dpicl.backends.langchain.tokenizer import PublicTokenizer, Tokenizer
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
@@ -199,6 +199,14 @@ class LangChainBackend(SilentEngine):
         boxes = [OpaqueValue(prompt) for prompt in prompts]
         del prompts
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
+
+    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Returns the completion of a PUBLIC prompt, asked as private ones; raises ModelCallError where that failed."""
+        return complete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._text_options)
+
+    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Async twin of `complete_public`."""
+        return await acomplete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._text_options)
 
     def _report(self, prompts: Sequence[OpaqueValue[str]], prefix: str) -> _Report:
         replies = self._calls.many([self._wire.request(prompt, prefix) for prompt in prompts])

@@ -184,6 +184,33 @@ def complete(
     return [read_silently(partial(text_of, reply, stops)) or "" for reply in calls.many(requests)]
 
 
+def complete_public(
+    calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
+) -> str:
+    """Returns the completion of a PUBLIC prompt, asked as private ones are; raises ModelCallError where it failed."""
+    return _public_text(calls, calls.one(_public_request(calls, prompt, max_tokens, stop, options)), stop)
+
+
+async def acomplete_public(
+    calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
+) -> str:
+    """Async twin of `complete_public`."""
+    return _public_text(calls, await calls.aone(_public_request(calls, prompt, max_tokens, stop, options)), stop)
+
+
+def _public_request(
+    calls: CallPool, prompt: str, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
+) -> Request:
+    how: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop), "options": options, "explain": "kind"}
+    [request] = requests_for([OpaqueValue(prompt)], is_chat=calls.model.is_chat, **how)
+    return request
+
+
+def _public_text(calls: CallPool, reply: Reply, stop: Sequence[str]) -> str:
+    answer_or_raise(calls.model.name, reply)
+    return text_of(reply, stops_of(stop))
+
+
 async def acomplete(
     calls: CallPool,
     prompts: Sequence[OpaqueValue[str]],
@@ -402,6 +429,14 @@ class TextVoteBackend(SilentEngine):
         boxes = [OpaqueValue(prompt) for prompt in prompts]
         del prompts
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
+
+    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Returns the completion of a PUBLIC prompt, asked as private ones; raises ModelCallError where that failed."""
+        return complete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
+
+    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Async twin of `complete_public`."""
+        return await acomplete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
 
     def _rows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:
         names = ChoiceNames(choices)

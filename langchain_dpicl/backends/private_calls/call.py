@@ -960,6 +960,11 @@ class SilentEngine:
         """Starts the threads of blocking calls; see `CallPool.start`."""
         self._calls.start()
 
+    def check_silent(self) -> None:
+        """Raises UnsilencableModelError where others would hear a private call made now."""
+        if trouble := self._model.trouble():
+            raise UnsilencableModelError(trouble)
+
 
 class Crew:
     """Threads of one call pool or of several; all of them start at once, so their number tells no number of calls.

@@ -31,7 +31,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     UnsilencableModelError,
 )
-from langchain_dpicl.free_form import CandidateSource, DPFreeFormRunnable, PublicModel
+from langchain_dpicl.free_form import CandidateSource, DPFreeFormRunnable, PrivateDoor, PublicModel
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.results import FreeFormResult
@@ -155,8 +155,8 @@ def test_models_of_langchain_answer_in_private_and_in_public() -> None:
 def test_private_rows_are_asked_as_the_options_say() -> None:
     llm = Writer()
     embedding(llm=llm, answers=VECTORS.replace(max_tokens=7, stop=("END", "\n"))).invoke("q")
-    assert llm.options == [{"max_tokens": 7, "stop": ("END", "\n")}] * 2
-    assert (llm.private, llm.public) == (10, 1)
+    assert llm.options == [{"max_tokens": 7, "stop": ("END", "\n")}] * 3
+    assert (llm.private, llm.public) == (10, 2)  # in public as the writer, and once as the private rows
 
 
 def test_public_answers_end_where_private_ones_do() -> None:
@@ -179,14 +179,15 @@ def test_public_calls_are_made_in_the_open_and_only_the_last_is_part_of_the_answ
     assert not any("says: " in prompt for prompt, _ in runs.calls)
 
 
-def test_the_private_model_is_asked_once_in_public_where_another_one_writes() -> None:
+def test_the_private_model_is_asked_in_public_where_another_one_writes() -> None:
     runs, llm = Runs(), PublicChat(says=["something"])
     other = PublicChat(says=list(CANDIDATES))
     component = embedding(llm=llm, answers=VECTORS.replace(candidates=None, num_candidates=4, writer=other))
     llm.asked.clear()
     component.invoke("now?", {"callbacks": [runs]})
     assert len(runs.calls) == 5
-    assert [prompt for prompt in llm.asked if "says: " not in prompt] == ["asks: now?"]
+    # The second is asked as private prompts are, at the first query.
+    assert [prompt for prompt in llm.asked if "says: " not in prompt] == ["asks: now?"] * 2
 
 
 SOURCES: dict[str, Any] = {
@@ -748,6 +749,15 @@ def test_inputs_of_other_shapes_are_refused_before_anything_is_asked() -> None:
     assert (llm.public, charged(component)) == (0, 0)
 
 
+def before(engine: Any) -> Any:
+    """The public calls of a query that an engine writes two candidates for."""
+    limits: dict[str, Any] = {"max_tokens": 5, "stop": ()}
+    door = PrivateDoor(engine, name="engine", **limits)
+    return CandidateSource(PublicModel(engine, **limits), door=door, count=2).before(
+        "Question", {"input": "Question"}, {}
+    )
+
+
 def test_an_engine_that_can_is_told_that_a_prompt_is_public() -> None:
     class Told(Writer):
         def complete(
@@ -761,13 +771,8 @@ def test_an_engine_that_can_is_told_that_a_prompt_is_public() -> None:
             return self.complete(prompts, **options)
 
     engine = Told()
-    side = CandidateSource(PublicModel(engine, max_tokens=5, stop=()), count=2)
-    run_sync(side.before("Question", {"input": "Question"}, {}))
-    assert [options["public"] for options in engine.options] == [True]
+    run_sync(before(engine))
+    assert [options["public"] for options in engine.options] == [True, False]  # the latter as private rows are asked
     plain = Writer()
-    run_sync(
-        CandidateSource(PublicModel(plain, max_tokens=5, stop=()), count=2).before(
-            "Question", {"input": "Question"}, {}
-        )
-    )
-    assert plain.public == 2
+    run_sync(before(plain))
+    assert plain.public == 3

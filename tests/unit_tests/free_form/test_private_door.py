@@ -1,0 +1,61 @@
+"""Free-form answers whose private calls would all fail or be heard cost nothing: the public ones do not show it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.exceptions import DPICLError
+from tests import tiny_hf
+from tests.free_form_doubles import VECTORS, Writer, charged, embedding
+from tests.unit_tests.backends.hf_doubles import engine
+
+
+class Strict(BaseChatModel):
+    """As a provider that answers 400 where more tokens are asked for than it writes."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "strict"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        if kwargs.get("max_tokens", 0) > 4096:
+            raise ValueError("max_tokens is too large")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("ask the bank"))])
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, TextVoteBackend], ids=["model", "engine"])
+def test_too_many_tokens_for_the_model_cost_nothing(wrap: Any) -> None:
+    component = embedding(llm=wrap(Strict()), answers=VECTORS.replace(max_tokens=8192))
+    with pytest.raises(DPICLError):
+        component.invoke("q")
+    assert charged(component) == 0
+
+
+def test_a_hook_that_comes_later_costs_nothing() -> None:
+    model = tiny_hf.llama()
+    component = embedding(llm=engine(model))
+    handle = model.register_forward_hook(lambda module, args, output: None)
+    try:
+        with pytest.raises(DPICLError):
+            component.invoke("q")
+    finally:
+        handle.remove()
+    assert charged(component) == 0
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_the_door_is_tried_at_the_first_query_of_a_process_alone(awaited: bool) -> None:
+    llm, counts = Writer(), []
+    component = embedding(llm=llm, answers=VECTORS)
+    for query in ("one", "two"):
+        before = llm.public
+        _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
+        counts.append(llm.public - before)
+    assert counts == [2, 1]
