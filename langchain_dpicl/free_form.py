@@ -159,7 +159,7 @@ class PublicModel:
             options["public"] = True
 
         def ask() -> tuple[str, ...]:
-            texts = self._read(engine.complete(prompts, **options))
+            texts = self._read(self._checked(engine.complete(prompts, **options)))
             # Engines return "" for failed calls too; a second call tells an empty answer from an outage.
             if not texts and isinstance(engine, PublicChoiceBackend):
                 engine.score_public(prompts[0], _ANY_CHOICE)
@@ -168,7 +168,7 @@ class PublicModel:
             return texts
 
         async def aask() -> tuple[str, ...]:
-            texts = self._read(await engine.acomplete(prompts, **options))
+            texts = self._read(self._checked(await engine.acomplete(prompts, **options)))
             if not texts and isinstance(engine, PublicChoiceBackend):
                 await engine.ascore_public(prompts[0], _ANY_CHOICE)
             elif not texts:
@@ -176,6 +176,14 @@ class PublicModel:
             return texts
 
         return PublicRequest(self.name, ask, aask)
+
+    def _checked(self, answers: Any) -> Sequence[str]:
+        """Returns an engine's answers; in another form, private ones would count as failed, and noise alone answer."""
+        if isinstance(answers, list | tuple) and all(isinstance(answer, str) for answer in answers):
+            return answers
+        is_list = isinstance(answers, list | tuple)
+        found = "other objects in it" if is_list else type(answers).__name__
+        raise ModelCallError(f"expected a list of texts from {self.name}, found {found}. Check its `complete`")
 
     def _check_answers(self, engine: TextBackend) -> NextTokenBackend:
         """Returns the engine if it has a call that fails visibly: "" may be an answer or a failed call."""

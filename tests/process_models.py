@@ -193,3 +193,13 @@ class PickyEmbeddings(DeterministicFakeEmbedding):
 
 def embeddings(size: int) -> PickyEmbeddings:
     return PickyEmbeddings(size=size)
+
+
+def decisions() -> Any:
+    from tests.unit_tests.backends.langchain.test_decisions import ScriptedDecisions, telling
+
+    return ScriptedDecisions(answer=telling({"red": {"red": 0.75, "blue": 0.25}, "sea": {"red": 0.25, "blue": 0.75}}))
+
+
+def text_only() -> ScriptedChat:
+    return chat(payload=lambda _: None)

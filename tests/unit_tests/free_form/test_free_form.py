@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -157,6 +158,25 @@ def test_private_rows_are_asked_as_the_options_say() -> None:
     embedding(llm=llm, answers=VECTORS.replace(max_tokens=7, stop=("END", "\n"))).invoke("q")
     assert llm.options == [{"max_tokens": 7, "stop": ("END", "\n")}] * 3
     assert (llm.private, llm.public) == (10, 2)  # in public as the writer, and once as the private rows
+
+
+@pytest.mark.parametrize(
+    "form", [np.array, lambda texts: [AIMessage(text) for text in texts]], ids=["array", "messages"]
+)
+def test_an_engine_whose_texts_have_a_form_that_nobody_reads_is_refused_before_it_is_paid(form: Any) -> None:
+    class Other(Writer):
+        def complete(self, prompts: Any, **options: Any) -> Any:
+            return form(super().complete(prompts, **options))
+
+        async def acomplete(self, prompts: Any, **options: Any) -> Any:
+            return self.complete(prompts, **options)
+
+    component, runs = embedding(llm=Other()), Runs()
+    watched: Any = {"callbacks": [runs]}
+    for ask in (lambda: component.invoke("q", watched), lambda: asyncio.run(component.ainvoke("q", watched))):
+        with pytest.raises(ModelCallError, match="list of texts"):
+            ask()
+    assert not runs.named("dpicl.charged")
 
 
 def test_public_answers_end_where_private_ones_do() -> None:
