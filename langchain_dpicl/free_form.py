@@ -159,7 +159,7 @@ class PublicModel:
             options["public"] = True
 
         def ask() -> tuple[str, ...]:
-            texts = self._read(self._checked(engine.complete(prompts, **options)))
+            texts = self._read(_list_of_texts(self.name, engine.complete(prompts, **options), len(prompts)))
             # Engines return "" for failed calls too; a second call tells an empty answer from an outage.
             if not texts and isinstance(engine, PublicChoiceBackend):
                 engine.score_public(prompts[0], _ANY_CHOICE)
@@ -168,7 +168,7 @@ class PublicModel:
             return texts
 
         async def aask() -> tuple[str, ...]:
-            texts = self._read(self._checked(await engine.acomplete(prompts, **options)))
+            texts = self._read(_list_of_texts(self.name, await engine.acomplete(prompts, **options), len(prompts)))
             if not texts and isinstance(engine, PublicChoiceBackend):
                 await engine.ascore_public(prompts[0], _ANY_CHOICE)
             elif not texts:
@@ -176,14 +176,6 @@ class PublicModel:
             return texts
 
         return PublicRequest(self.name, ask, aask)
-
-    def _checked(self, answers: Any) -> Sequence[str]:
-        """Returns an engine's answers; in another form, private ones would count as failed, and noise alone answer."""
-        if isinstance(answers, list | tuple) and all(isinstance(answer, str) for answer in answers):
-            return answers
-        is_list = isinstance(answers, list | tuple)
-        found = "other objects in it" if is_list else type(answers).__name__
-        raise ModelCallError(f"expected a list of texts from {self.name}, found {found}. Check its `complete`")
 
     def _check_answers(self, engine: TextBackend) -> NextTokenBackend:
         """Returns the engine if it has a call that fails visibly: "" may be an answer or a failed call."""
@@ -196,6 +188,16 @@ class PublicModel:
 
     def _read(self, answers: Iterable[Any]) -> tuple[str, ...]:
         return distinct_texts(cut_at_stop(text_of(self.name, answer), self._stop) for answer in answers)
+
+
+def _list_of_texts(name: str, answers: Any, count: int) -> Sequence[str]:
+    """Returns an engine's answers; in another form, private ones would count as failed, and noise alone answer."""
+    is_list = isinstance(answers, list | tuple)
+    if is_list and len(answers) == count and all(isinstance(answer, str) for answer in answers):
+        return cast("Sequence[str]", answers)
+    found = "others, or another number" if is_list else type(answers).__name__
+    expected = f"expected a list of texts from {name}, one for each prompt ({count})"
+    raise ModelCallError(f"{expected}, found {found}. Check its `complete`")
 
 
 class PrivateDoor:
@@ -232,10 +234,12 @@ class PrivateDoor:
                 lambda: engine.complete_public(prompt, **self._options),
                 lambda: engine.acomplete_public(prompt, **self._options),
             )
+
+        async def aask() -> Sequence[str]:
+            return _list_of_texts(self._name, await engine.acomplete([prompt], **self._options), 1)
+
         return PublicRequest(
-            self._name,
-            lambda: engine.complete([prompt], **self._options),
-            lambda: engine.acomplete([prompt], **self._options),
+            self._name, lambda: _list_of_texts(self._name, engine.complete([prompt], **self._options), 1), aask
         )
 
 

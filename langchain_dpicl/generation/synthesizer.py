@@ -612,7 +612,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         drafts = [draft for draft in self._drafts.values() if draft.label == label]
         if self._deals is not None:  # one for all; texts of a grammar's own tokens alone need none
             pays = self._script.grammar is None
-            return int(any(draft.spent or (pays and (draft.tokens or self._is_written(draft))) for draft in drafts))
+            return int(any(draft.spent or (pays and (draft.tokens or draft.values)) for draft in drafts))
         return sum(draft.spent.total() for draft in drafts)
 
     def _reserved_for(self, label: str | None) -> int:

@@ -214,6 +214,10 @@ class SoftPromptBackend:
         """
         return self._base.by_itself(action)
 
+    def check_silent(self) -> None:
+        """Raises UnsilencableModelError where somebody else's hook would see a private prompt now."""
+        self._base.check_silent()
+
     def complete(
         self,
         prompts: Sequence[str],

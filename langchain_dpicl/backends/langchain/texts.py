@@ -188,7 +188,8 @@ def complete_public(
     calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
 ) -> str:
     """Returns the completion of a PUBLIC prompt, asked as private ones are; raises ModelCallError where it failed."""
-    return _public_text(calls, calls.one(_public_request(calls, prompt, max_tokens, stop, options)), stop)
+    [reply] = calls.many([_public_request(calls, prompt, max_tokens, stop, options)])  # in the threads of private calls
+    return _public_text(calls, reply, stop)
 
 
 async def acomplete_public(

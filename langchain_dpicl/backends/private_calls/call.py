@@ -442,6 +442,11 @@ class SilentModel:
         """Whether private calls of the model run one after the other anyway, as around a local engine."""
         return hasattr(getattr(self._model, "backend", None), "by_itself")
 
+    def check_engine(self) -> None:
+        """Raises UnsilencableModelError where a hook of others would see a prompt in the model's local engine."""
+        check: Callable[[], None] = getattr(getattr(self._model, "backend", None), "check_silent", lambda: None)
+        check()
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts and ports of the public calls so far, proxies included; () for a model without HTTP."""
@@ -964,6 +969,7 @@ class SilentEngine:
         """Raises UnsilencableModelError where others would hear a private call made now."""
         if trouble := self._model.trouble():
             raise UnsilencableModelError(trouble)
+        self._model.check_engine()
 
 
 class Crew:
