@@ -12,6 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.serving import LocalLLM
 from tests import tiny_hf
 from tests.free_form_doubles import VECTORS, Writer, charged, embedding
 from tests.unit_tests.backends.hf_doubles import engine
@@ -38,16 +39,25 @@ def test_too_many_tokens_for_the_model_cost_nothing(wrap: Any) -> None:
     assert charged(component) == 0
 
 
-def test_a_hook_that_comes_later_costs_nothing() -> None:
+AROUND: dict[str, Any] = {
+    "engine": engine,
+    "model": lambda model: LocalLLM(backend=engine(model), max_tokens=2),
+    "text": lambda model: TextVoteBackend(LocalLLM(backend=engine(model), max_tokens=2)),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_hook_that_comes_later_costs_nothing(around: str) -> None:
     model = tiny_hf.llama()
-    component = embedding(llm=engine(model))
+    component = embedding(llm=AROUND[around](model))
+    component.invoke("before")
     handle = model.register_forward_hook(lambda module, args, output: None)
     try:
         with pytest.raises(DPICLError):
-            component.invoke("q")
+            component.invoke("after")
     finally:
         handle.remove()
-    assert charged(component) == 0
+    assert charged(component) == 1
 
 
 @pytest.mark.parametrize("awaited", [False, True])
