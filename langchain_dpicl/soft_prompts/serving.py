@@ -215,7 +215,11 @@ class SoftPromptBackend:
         return self._base.by_itself(action)
 
     def check_silent(self) -> None:
-        """Raises UnsilencableModelError where somebody else's hook would see a private prompt now."""
+        """Looks whether somebody else's hook would see a private prompt now.
+
+        Raises:
+          UnsilencableModelError: it would.
+        """
         self._base.check_silent()
 
     def complete(

@@ -353,7 +353,11 @@ class HuggingFaceBackend:
         return self._engine.by_itself(action)
 
     def check_silent(self) -> None:
-        """Raises UnsilencableModelError where somebody else's hook would see a private prompt now."""
+        """Looks whether somebody else's hook would see a private prompt now.
+
+        Raises:
+          UnsilencableModelError: it would.
+        """
         self._engine.body.hooks.check()
 
     def _reading_room(self, room: int) -> int:

@@ -432,7 +432,16 @@ class TextVoteBackend(SilentEngine):
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
 
     def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Returns the completion of a PUBLIC prompt, asked as private ones; raises ModelCallError where that failed."""
+        """Returns the completion of one PUBLIC prompt, asked as private ones are.
+
+        Args:
+          prompt: public.
+          max_tokens: most tokens of the completion.
+          stop: texts that end it.
+
+        Raises:
+          ModelCallError: the call failed.
+        """
         return complete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
 
     async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:

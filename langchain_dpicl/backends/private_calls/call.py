@@ -966,7 +966,11 @@ class SilentEngine:
         self._calls.start()
 
     def check_silent(self) -> None:
-        """Raises UnsilencableModelError where others would hear a private call made now."""
+        """Looks whether others would hear a private call made now.
+
+        Raises:
+          UnsilencableModelError: they would.
+        """
         if trouble := self._model.trouble():
             raise UnsilencableModelError(trouble)
         self._model.check_engine()
