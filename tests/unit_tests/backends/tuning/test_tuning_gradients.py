@@ -435,7 +435,7 @@ def test_an_engine_made_in_inference_mode_takes_the_same_gradients(case: str, of
     rows = bits(rows_of(expected, start(expected), groups))
     assert bits(rows_of(made, start(expected), groups)) == rows
     with torch.inference_mode():
-        assert made.check(start(expected)) == 4
+        assert made.check(start(expected)) == expected.check()  # 1 where a processor rounds a head by its place
         assert bits(rows_of(made, start(expected), groups)) == rows
 
 
