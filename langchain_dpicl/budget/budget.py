@@ -729,7 +729,7 @@ class Budget(LedgerBudget):
     def close(self) -> None:
         """Writes the commits that wait, gives back what this process holds, and closes the store, if it can be closed.
 
-        Nothing can be used afterwards.
+        Nothing of a ledger in a file or database can be used afterwards; one in memory has nothing to close.
         """
         close = getattr(self._store, "close", None)
         try:

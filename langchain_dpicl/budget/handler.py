@@ -490,12 +490,12 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
     `budget` may be a RunnableConfig whose callbacks hold the handler; beside `config` it is what the constructor gave.
 
     Formal guarantees:
-      - Fails closed: no budget, or two different ones, is an error, never a default.
+      - Fails closed: no budget, or two different ones in the first place that has any, is an error, never a default.
 
     Raises:
       NoPrivacyBudgetError: there is none in the constructor, the config or the context.
-      PrivacyBudgetMismatchError: the constructor's budget is not the one in the config or context, or the config
-        holds several.
+      PrivacyBudgetMismatchError: the constructor's budget is not among those of the config (or, without any there, of
+        the context), or it has none and the config holds several.
       ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
     if isinstance(budget, Mapping) and set(budget) <= set(RunnableConfig.__annotations__):

@@ -240,7 +240,7 @@ class Kept:
         if self.share is None:
             return None
         run = build(self.share)
-        if self.home == os.getpid() and not run.is_lost:
+        if self.home == os.getpid() and not self.share.is_given_up and not run.is_lost:
             return run
         self.share = None
         return None

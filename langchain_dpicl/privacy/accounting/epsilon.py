@@ -652,4 +652,9 @@ def _up(value: float) -> float:
         return value
     value = max(value, 1e-200)
     scale = 10.0 ** (_DIGITS - math.floor(math.log10(value)))
-    return math.ceil(value * scale) / scale
+    steps = (
+        math.floor(value * scale) - 1
+    )  # the product is rounded: a price may neither fall below its bound nor leave a number
+    while steps / scale < value:
+        steps += 1
+    return steps / scale

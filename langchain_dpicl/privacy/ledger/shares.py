@@ -185,6 +185,11 @@ class Holding(Uncopyable):
         """Whether a first reservation has made the share final."""
         return self.component in self._desk.refresh().shares
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it grants nothing: its plan raised, or it was declared anew before its first reservation."""
+        return bool(self._standing.refusal)
+
     def _terms(self) -> ShareTerms | None:
         sealed = self._desk.refresh().shares.get(self.component)
         return sealed.terms if sealed is not None else self._standing.terms

@@ -262,6 +262,29 @@ def test_after_a_failure_behind_the_burn_the_same_call_pays_and_works(ask, monke
     assert cost(paid) == 1.0
 
 
+CALLS = {
+    "evaluate": (dp_evaluate, dp_aevaluate, BASE),
+    "choose": (
+        dp_choose, dp_achoose,
+        {"chains": {"a": TEMPLATE | MODEL, "b": chat("b") | MODEL}, "evaluator": EXACT, "epsilon": 0.5},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_a_call_that_an_open_plan_refused_works_outside_of_it(call, awaited, paid):
+    ask, aask, given = CALLS[call]
+
+    async def answer():
+        return await aask(**given, **paid) if awaited else ask(**given, **paid)
+
+    with pytest.raises(ConfigurationError, match="expected a closed plan"), paid["budget"].plan():
+        await answer()
+    assert await answer() is not None
+    assert cost(paid) == 0.5
+
+
 def test_a_ticket_that_was_not_burnt_is_used_by_the_next_call(monkeypatch, paid):
     with monkeypatch.context() as patch:
         patch.setattr(Reservation, "burn", broken)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from decimal import Context, Decimal, localcontext
+from collections.abc import Callable
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from langchain_dpicl.privacy.accounting import calibration as _search
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
 from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.calibration import gdp_mu, zcdp_rho
 from langchain_dpicl.privacy.accounting.epsilon import Terms, readings
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -134,3 +136,21 @@ def test_many_pure_steps_are_never_priced_below_the_truth(count: int) -> None:
             share, fall = share * (count - minority) / (minority + 1) * decay, fall * grow
     assert delta <= Decimal("1e-6")
     assert delta > Decimal("0.999e-6")
+
+
+def test_a_pure_price_is_the_first_of_seven_digits_that_is_not_below_its_event() -> None:
+    digits = Context(prec=7, rounding=ROUND_CEILING)
+    numbers = [step / 1000 for step in range(1, 5000)]
+    numbers += [math.nextafter(number, 9.0) for number in numbers] + [0.9820667000000001]
+    for number in numbers:
+        price = epsilon_upper_bound(PureEvent(number), delta=0.0, adjacency="add_remove")
+        assert repr(price) == repr(float(digits.create_decimal(repr(number))))
+
+
+@pytest.mark.parametrize("search", [zcdp_rho, gdp_mu])
+def test_the_largest_share_of_a_tiny_epsilon_is_found_at_once(search: Callable[[float, float], float]) -> None:
+    made = {zcdp_rho: ZCdpEvent, gdp_mu: lambda mu: GaussianEvent(1 / mu)}[search]
+    for epsilon, delta in ((1e-6, 1e-12), (1e-9, 1e-15), (1.0, 1e-6)):
+        found = search(epsilon, delta)
+        assert epsilon_upper_bound(made(found), delta=delta, adjacency="add_remove") <= epsilon
+        assert epsilon_upper_bound(made(1.01 * found), delta=delta, adjacency="add_remove") > epsilon
