@@ -37,10 +37,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "out/steady.jsonl"
-# Two workers for each processor: beside as many processes of load, the suite gets two thirds of the machine.
+# Three workers for each processor: beside one process of load, the suite gets three quarters of the machine at most.
 WHOLE = (
     "-n",
-    str(2 * (os.cpu_count() or 1)),
+    str(3 * (os.cpu_count() or 1)),
     "--dist",
     "worksteal",
     "-m",
