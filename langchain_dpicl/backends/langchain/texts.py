@@ -170,62 +170,6 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 _MOST_STOPS_SENT = 4  # OpenAI's endpoint rejects more
 
 
-def complete(
-    calls: CallPool,
-    prompts: Sequence[OpaqueValue[str]],
-    *,
-    max_tokens: int,
-    stop: Sequence[str],
-    options: Mapping[str, Any],
-) -> list[str]:
-    """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
-    is_chat, stops = calls.model.is_chat, stops_of(stop)
-    requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
-    return [read_silently(partial(text_of, reply, stops)) or "" for reply in calls.many(requests)]
-
-
-def complete_public(
-    calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
-) -> str:
-    """Returns the completion of a PUBLIC prompt, asked as private ones are; raises ModelCallError where it failed."""
-    [reply] = calls.many([_public_request(calls, prompt, max_tokens, stop, options)])  # in the threads of private calls
-    return _public_text(calls, reply, stop)
-
-
-async def acomplete_public(
-    calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
-) -> str:
-    """Async twin of `complete_public`."""
-    return _public_text(calls, await calls.aone(_public_request(calls, prompt, max_tokens, stop, options)), stop)
-
-
-def _public_request(
-    calls: CallPool, prompt: str, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
-) -> Request:
-    how: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop), "options": options, "explain": "kind"}
-    [request] = requests_for([OpaqueValue(prompt)], is_chat=calls.model.is_chat, **how)
-    return request
-
-
-def _public_text(calls: CallPool, reply: Reply, stop: Sequence[str]) -> str:
-    answer_or_raise(calls.model.name, reply)
-    return text_of(reply, stops_of(stop))
-
-
-async def acomplete(
-    calls: CallPool,
-    prompts: Sequence[OpaqueValue[str]],
-    *,
-    max_tokens: int,
-    stop: Sequence[str],
-    options: Mapping[str, Any],
-) -> list[str]:
-    """Async twin of `complete`."""
-    is_chat, stops = calls.model.is_chat, stops_of(stop)
-    requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
-    return [read_silently(partial(text_of, reply, stops)) or "" for reply in await calls.amany(requests)]
-
-
 def requests_for(
     prompts: Sequence[OpaqueValue[str]],
     *,
@@ -268,6 +212,62 @@ def _end(answer: OpaqueValue[Any], stop: Sequence[str]) -> int:
     return min([place for place in places if place >= 0], default=len(answer.reveal().text))
 
 
+class TextEngine(SilentEngine):
+    """Base of engines whose LangChain model writes texts."""
+
+    _text_options: Mapping[str, Any]
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts  # from here on this frame holds boxes only
+        return _texts(self._calls.many(self._text_requests(boxes, max_tokens, stop)), stop)
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Async twin of `complete`."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return _texts(await self._calls.amany(self._text_requests(boxes, max_tokens, stop)), stop)
+
+    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Returns the completion of one PUBLIC prompt, asked as private ones are.
+
+        Args:
+          prompt: public.
+          max_tokens: most tokens of the completion.
+          stop: texts that end it.
+
+        Raises:
+          ModelCallError: the call failed.
+        """
+        asked = self._text_requests([OpaqueValue(prompt)], max_tokens, stop, explain="kind")
+        [reply] = self._calls.many(asked)  # in the threads of private calls
+        answer_or_raise(self.name, reply)
+        return text_of(reply, stop)
+
+    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Async twin of `complete_public`."""
+        asked = self._text_requests([OpaqueValue(prompt)], max_tokens, stop, explain="kind")
+        [reply] = await self._calls.amany(asked)
+        answer_or_raise(self.name, reply)
+        return text_of(reply, stop)
+
+    def _text_requests(
+        self,
+        boxes: Sequence[OpaqueValue[str]],
+        max_tokens: int,
+        stop: Sequence[str],
+        *,
+        explain: Literal["", "kind"] = "",
+    ) -> list[Request]:
+        how: dict[str, Any] = {"stop": stops_of(stop), "options": self._text_options, "explain": explain}
+        return requests_for(boxes, is_chat=self._model.is_chat, max_tokens=max_tokens, **how)
+
+
+def _texts(replies: Sequence[Reply], stop: Sequence[str]) -> list[str]:
+    return [read_silently(partial(text_of, reply, stop)) or "" for reply in replies]
+
+
 INSTRUCTIONS = "Complete the text below with exactly one of these labels, and write nothing else:"
 """Default text before the list of choices."""
 
@@ -291,7 +291,7 @@ _NO_ANSWER = frozenset(
 )
 
 
-class TextVoteBackend(SilentEngine):
+class TextVoteBackend(TextEngine):
     """Votes of a model that only writes text: log-likelihood 0 for the choice it names, -inf for all others.
 
     Formal guarantees:
@@ -342,12 +342,13 @@ class TextVoteBackend(SilentEngine):
             )
         self._instructions = instructions
         self._max_tokens = None if max_tokens is None else check_whole("max_tokens", max_tokens)
-        self._options = {**GREEDY, **(options or {})}
+        self._text_options: dict[str, Any] = {**GREEDY, **(options or {})}
         self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         self._probe(may_drop="temperature" not in (options or {}))
 
     def __repr__(self) -> str:
-        sent = sorted(name for name, value in self._options.items() if value is not None)  # values may be credentials
+        options = self._text_options.items()
+        sent = sorted(name for name, value in options if value is not None)  # values may be credentials
         return f"TextVoteBackend({self.name!r}, instructions={self._instructions!r}, options={sent})"
 
     @property
@@ -363,7 +364,7 @@ class TextVoteBackend(SilentEngine):
     @property
     def options(self) -> Mapping[str, Any]:
         """What every call asks for; without the temperature where the model rejects it."""
-        return dict(self._options)
+        return dict(self._text_options)
 
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices]: 0 where the answer names the choice, -inf elsewhere.
@@ -419,35 +420,6 @@ class TextVoteBackend(SilentEngine):
         answer_or_raise(self.name, reply)
         return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
-    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
-        boxes = [OpaqueValue(prompt) for prompt in prompts]
-        del prompts
-        return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
-
-    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Async twin of `complete`."""
-        boxes = [OpaqueValue(prompt) for prompt in prompts]
-        del prompts
-        return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
-
-    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Returns the completion of one PUBLIC prompt, asked as private ones are.
-
-        Args:
-          prompt: public.
-          max_tokens: most tokens of the completion.
-          stop: texts that end it.
-
-        Raises:
-          ModelCallError: the call failed.
-        """
-        return complete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
-
-    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Async twin of `complete_public`."""
-        return await acomplete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
-
     def _rows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:
         names = ChoiceNames(choices)
         return _votes(self._calls.many(self._requests(boxes, choices)), names, len(choices))
@@ -466,7 +438,7 @@ class TextVoteBackend(SilentEngine):
             [OpaqueValue(head + prompt.reveal()) for prompt in prompts],
             is_chat=self._model.is_chat,
             max_tokens=self._max_tokens or longest + _MORE_THAN_A_LABEL,
-            options=self._options,
+            options=self._text_options,
             explain=explain,
         )
 
@@ -474,7 +446,7 @@ class TextVoteBackend(SilentEngine):
         """Learns with public text whether the model answers with text, and whether it takes a temperature."""
         reply = self._ask_probe()
         if reply.fault == "content" and may_drop:
-            self._options["temperature"] = None
+            self._text_options["temperature"] = None
             reply = self._ask_probe()
         probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
         if not text_of(reply).strip():
