@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
+from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.serving import LocalLLM
 from tests import tiny_hf
+from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
 from tests.free_form_doubles import VECTORS, Writer, charged, embedding
 from tests.unit_tests.backends.hf_doubles import engine
+
+pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 class Strict(BaseChatModel):
@@ -31,11 +36,20 @@ class Strict(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("ask the bank"))])
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, TextVoteBackend], ids=["model", "engine"])
-def test_too_many_tokens_for_the_model_cost_nothing(wrap: Any) -> None:
-    component = embedding(llm=wrap(Strict()), answers=VECTORS.replace(max_tokens=8192))
-    with pytest.raises(DPICLError):
-        component.invoke("q")
+WRAPS: dict[str, Any] = {
+    "model": lambda make: nullcontext(make()),
+    "engine": lambda make: nullcontext(TextVoteBackend(make())),
+    "process": PrivateProcess,
+}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_too_many_tokens_for_the_model_cost_nothing(wrap: str, awaited: bool) -> None:
+    with WRAPS[wrap](Strict) as llm:
+        component = embedding(llm=llm, answers=VECTORS.replace(max_tokens=8192))
+        with pytest.raises(DPICLError):
+            _ = asyncio.run(component.ainvoke("q")) if awaited else component.invoke("q")
     assert charged(component) == 0
 
 
