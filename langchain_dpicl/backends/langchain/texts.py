@@ -27,7 +27,7 @@ from langchain_dpicl.backends.private_calls.call import (
     unwrap,
 )
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 _MOST_CHARACTERS = 4096
 _MOST_WORDS_BEFORE_A_COLON = 5
@@ -238,18 +238,27 @@ class TextEngine(SilentEngine):
           stop: texts that end it.
 
         Raises:
-          ModelCallError: the call failed.
+          ModelCallError: the call failed, or its answer was refused, calls a tool, or ended before its text began.
         """
         asked = self._text_requests([OpaqueValue(prompt)], max_tokens, stop, explain="kind")
         [reply] = self._calls.many(asked)  # in the threads of private calls
-        answer_or_raise(self.name, reply)
-        return text_of(reply, stop)
+        return self._public_text(reply, stop)
 
     async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
         """Async twin of `complete_public`."""
         asked = self._text_requests([OpaqueValue(prompt)], max_tokens, stop, explain="kind")
         [reply] = await self._calls.amany(asked)
-        answer_or_raise(self.name, reply)
+        return self._public_text(reply, stop)
+
+    def _public_text(self, reply: Reply, stop: Sequence[str]) -> str:
+        output = answer_or_raise(self.name, reply).reveal()
+        if not text_of(reply).strip():
+            fault = f"a public call to {self.name} brought no text that counts as a private answer"
+            if output.refused or _is_no_answer(output.finish_reason):
+                todo = "Hand in the model without tools, or ask something else"
+                raise ModelCallError(f"{fault} (it was refused, or called a tool). {todo}")
+            if str(output.finish_reason).lower() in _CUT:
+                raise ModelCallError(f"{fault} (max_tokens was reached). {_ROOM}; then call again")
         return text_of(reply, stop)
 
     def _text_requests(
@@ -278,10 +287,11 @@ _REJECTED = (
     "Its own options go into TextVoteBackend(llm, options={...}), where None leaves out one of ours (such as "
     "max_tokens); or take another model"
 )
-_SILENT = (
-    "If it thinks before it answers, give it room with TextVoteBackend(llm, max_tokens=...), or switch the thinking "
-    "off; otherwise take another model"
+_ROOM = (
+    "If it thinks before it answers, give it room with TextVoteBackend(llm, options={'max_tokens': 2000}), or switch "
+    "the thinking off"
 )
+_CUT = frozenset({"length", "max_tokens"})  # OpenAI and Ollama; Gemini, Anthropic and Bedrock
 _NO_ANSWER = frozenset(
     {
         *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
@@ -450,7 +460,9 @@ class TextVoteBackend(TextEngine):
             reply = self._ask_probe()
         probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
         if not text_of(reply).strip():
-            raise CapabilityError(f"{self.name} answered a public probe without text. {_SILENT}")
+            raise CapabilityError(
+                f"{self.name} answered a public probe without text. {_ROOM}; otherwise take another model"
+            )
 
     def _ask_probe(self) -> Reply:
         return self._calls.probe(self._requests([OpaqueValue(_PROBE_PROMPT)], _PROBE_CHOICES, explain="text")[0])

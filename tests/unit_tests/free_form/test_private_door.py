@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 from langchain_dpicl.serving import LocalLLM
 from tests import tiny_hf
 from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
@@ -51,6 +51,40 @@ def test_too_many_tokens_for_the_model_cost_nothing(wrap: str, awaited: bool) ->
         with pytest.raises(DPICLError):
             _ = asyncio.run(component.ainvoke("q")) if awaited else component.invoke("q")
     assert charged(component) == 0
+
+
+class Thinker(Strict):
+    """As a reasoning model: no text where the tokens do not suffice for its thoughts."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        text, ended = ("ask the bank", "stop") if kwargs.get("max_tokens", 500) >= 500 else ("", "length")
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(text), generation_info={"finish_reason": ended})]
+        )
+
+
+class Caller(Strict):
+    """Calls a tool for a question, with a sentence beside; answers anything else."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        calls = [{"name": "search", "args": {}, "id": "1"}] if "asks:" in messages[-1].text else []
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("Let me look that up.", tool_calls=calls))])
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("make", [Thinker, Caller])
+def test_answers_without_text_that_counts_cost_nothing(make: Any, awaited: bool) -> None:
+    component = embedding(llm=TextVoteBackend(make(), max_tokens=2000), answers=VECTORS)
+    with pytest.raises(ModelCallError, match="no text"):
+        _ = asyncio.run(component.ainvoke("q")) if awaited else component.invoke("q")
+    assert charged(component) == 0
+
+
+def test_a_thinking_model_answers_with_the_room_that_its_refusal_advises() -> None:
+    with pytest.raises(CapabilityError, match=r"options=\{'max_tokens': 2000\}"):
+        embedding(llm=Thinker(), answers=VECTORS)
+    component = embedding(llm=TextVoteBackend(Thinker(), options={"max_tokens": 2000}), answers=VECTORS)
+    assert component.invoke("q") == "ask the bank"
 
 
 AROUND: dict[str, Any] = {
