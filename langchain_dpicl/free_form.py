@@ -27,7 +27,7 @@ from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend
 from langchain_dpicl.backends.base import Rows as EngineRows
 from langchain_dpicl.backends.embedded import cut_at_stop
-from langchain_dpicl.backends.langchain.texts import stops_of
+from langchain_dpicl.backends.langchain.texts import is_refusal, stops_of
 from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
@@ -362,11 +362,11 @@ def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTempla
 
 
 def text_of(name: str, answer: Any) -> str:
-    """Returns the text of a public answer."""
+    """Returns the text of a public answer; "" where a private one would not count, such as one beside a tool call."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, BaseMessage):
-        return str(answer.text)
+        return "" if is_refusal(answer) else str(answer.text)
     if isinstance(answer, Document):
         return answer.page_content
     raise fail(name, "answers that are text, messages or documents", type(answer).__name__)
@@ -397,7 +397,7 @@ MOST_KEYWORDS = 256
 """Default of the largest keyword domain that is built for a query."""
 
 _TOO_FEW = (
-    "Give writer= a model with a temperature above 0 (and without a response cache), your own candidates=, "
+    "Give writer= a model with a temperature above 0 (and without tools or a response cache), your own candidates=, "
     "or another stop= if answers begin with one. Nothing was charged."
 )
 

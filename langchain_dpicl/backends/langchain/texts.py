@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows
@@ -22,6 +23,7 @@ from langchain_dpicl.backends.private_calls.call import (
     RetryPolicy,
     SilentEngine,
     check_whole,
+    output_of,
     read_silently,
     silence,
     unwrap,
@@ -198,6 +200,13 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
     if _is_no_answer(reply.answer.reveal().finish_reason) or not isinstance(reply.answer.reveal().text, str):
         return ""
     return reply.answer.reveal().text[: _end(reply.answer, stop)]
+
+
+def is_refusal(message: BaseMessage) -> bool:
+    """Returns whether a PUBLIC message would count as a failure if it answered a private prompt."""
+    about = message.response_metadata
+    output = output_of(ChatGeneration(message=message, generation_info=about), about)
+    return output.refused or _is_no_answer(output.finish_reason)
 
 
 def stops_of(stop: Sequence[str]) -> tuple[str, ...]:

@@ -343,6 +343,23 @@ def test_a_public_fault_costs_nothing_and_reads_nothing(fault: Any, opened: list
     assert len(list(component.budget._store.records())) == before
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"tool_calls": [{"name": "search", "args": {}, "id": "1"}]},
+        {"additional_kwargs": {"refusal": "no"}},
+        {"response_metadata": {"finish_reason": "SAFETY"}},
+        {"response_metadata": {"stopReason": "guardrail_intervened"}},
+    ],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_public_answers_count_only_where_private_ones_would(beside: Any) -> None:
+    said = [AIMessage("Let me look that up.", **beside), "open a claim"]
+    component = embedding(answers=VECTORS.replace(candidates=lambda _: said))
+    with pytest.raises(ConfigurationError, match="found 1"):
+        component.invoke("now?")
+
+
 @pytest.mark.parametrize("candidates", [CANDIDATES, lambda _: CANDIDATES], ids=["given", "fetched"])
 def test_embeddings_that_are_out_cost_nothing(opened: list[str], candidates: Any) -> None:
     vectors = OneHot()
