@@ -362,6 +362,11 @@ class EvolutionWriter:
             return tuple(texts)
         prompts = self.wording.variation_prompts(label, texts, count)
         variations = yield self.model.request_each(prompts, self._config(config))
+        if not variations:
+            raise ModelCallError(
+                f"{self.model.name} wrote no variation with text before the first stop string. Check the model, or "
+                "give Decoding(stop=...) if its texts begin with one. No ticket was taken for it"
+            )
         return distinct_texts([*texts, *variations])
 
     def _config(self, given: RunnableConfig | None) -> RunnableConfig:

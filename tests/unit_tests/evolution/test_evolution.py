@@ -298,6 +298,21 @@ def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
 
 # -- faults ------------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_round_whose_variations_have_no_text_costs_nothing(is_async: bool) -> None:
+    search = SEARCH.replace(rounds=3, candidates=("a card", "a boat"))
+    muse, budget = Muse(says=("\na card",)), budget_of()
+    made = evolution(llm=muse, budget=budget, evolution=search)
+    with pytest.raises(RunInterruptedError, match="no variation with text") as caught:
+        asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
+    assert "stop=" in str(caught.value)
+    assert charged(budget) == 1
+    muse.says = ("a card, and more",)
+    made.run(progress=False)
+    assert charged(budget) == 3
+
+
 FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "no instruction": lambda: {"instruction": 3},
     "two instructions": lambda: {"instruction": "Write.", "task": GenerationTask("Say.")},
