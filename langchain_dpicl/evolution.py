@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_embeddings, as_model
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
@@ -486,7 +487,7 @@ def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[st
     Raises:
       ConfigurationError: it is a private process, whose calls do not vary.
     """
-    if isinstance(llm, PrivateProcess):
+    if isinstance(llm, PrivateProcess | ProcessEngine):
         advice = "It sees public text alone and needs no process of its own."
         raise fail("llm", "the model itself", type(llm).__name__, advice)
     workers = as_executor(executor)
@@ -691,7 +692,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         Args:
           private: the examples; bound to the budget's ledger here.
           llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
-            with its own settings and callbacks, or an engine. It sees public and released texts only.
+            with its own settings and callbacks, or an engine, whose texts vary with `hints` alone. It sees public and
+            released texts only.
           embeddings: LangChain embeddings; they SEE the private texts. None: `LocalEmbeddings`, without network.
           budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one, with which the
             model is then called; None: looked up in the context.
