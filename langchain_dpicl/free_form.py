@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import itemgetter
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
 
@@ -491,7 +492,7 @@ class EmbeddingAggregator:
         self.abstain_answer = answers.abstain_answer
         self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self._rows = AnswerRows.embedded(engine, self.embeddings, max_tokens=answers.max_tokens, stop=answers.stop)
-        self._fixed = None if fixed is None else (fixed, self.embeddings.public(fixed))
+        self._fixed = None if fixed is None else (fixed, self._checked(fixed, self.embeddings.public(fixed)))
 
     aggregation = UnitVectorSum()
     mechanism = GaussianMechanism(1.0)
@@ -502,7 +503,7 @@ class EmbeddingAggregator:
         return self._rows.width
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
-        """Embeds the candidates; of fixed candidates only one, to detect an outage."""
+        """Embeds the candidates and drops those without a direction; of fixed ones, embeds one to detect an outage."""
         del query
         _check_candidates(candidates)
         # Fixed candidates were embedded at construction; one is embedded again to detect an outage before the ticket.
@@ -510,7 +511,18 @@ class EmbeddingAggregator:
             yield _EmbeddingRequest(self.embeddings, candidates[:1])
             return self._round(*self._fixed)
         vectors = yield _EmbeddingRequest(self.embeddings, candidates)
-        return self._round(candidates, vectors)
+        known = vectors.any(axis=1)
+        candidates = tuple(compress(candidates, known))
+        _check_candidates(candidates)
+        return self._round(candidates, vectors[known])
+
+    @staticmethod
+    def _checked(candidates: tuple[str, ...], vectors: EngineRows) -> EngineRows:
+        for text, vector in zip(candidates, vectors, strict=True):
+            if not vector.any():
+                expected = "texts that the embeddings tell something about"
+                raise fail("candidates", expected, text, "Leave it out, or give other embeddings=.")
+        return vectors
 
     def _round(self, candidates: tuple[str, ...], vectors: EngineRows) -> EmbeddingRelease:
         floor = None if self.floor_of is None else self.floor_of(len(candidates))
@@ -641,9 +653,12 @@ def _unit(rows: EngineRows) -> EngineRows:
     return unit
 
 
+_CHOICE = "at least 2 distinct public answers to choose from, which the embeddings tell something about"
+
+
 def _check_candidates(candidates: tuple[str, ...]) -> None:
     if len(candidates) < 2:
-        raise fail("candidates", "at least 2 distinct public answers to choose from", len(candidates), _TOO_FEW)
+        raise fail("candidates", _CHOICE, len(candidates), _TOO_FEW)
 
 
 MOST_OWED = 256

@@ -226,6 +226,21 @@ def test_candidates_are_fetched_for_each_query(source: Any) -> None:
     assert component.maker.public.kind == "fetched"
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_answers_that_the_embeddings_know_nothing_of_are_no_candidates(is_async: bool) -> None:
+    found: list[str] = ["\U0001f44d", "ask the bank", "?!"]
+    local = VECTORS.replace(embeddings=None, candidates=lambda _: found)
+    component = embedding(answers=local).with_receipts()
+    with pytest.raises(ConfigurationError, match="found 1"):
+        _ = asyncio.run(component.ainvoke("one")) if is_async else component.invoke("one")
+    assert charged(component) == 0
+    found.append("wait a day")
+    answer = asyncio.run(component.ainvoke("one")) if is_async else component.invoke("one")
+    assert list(answer.similarities) == ["ask the bank", "wait a day"]
+    with pytest.raises(ConfigurationError, match="\U0001f44d"):
+        embedding(answers=local.replace(candidates=tuple(found)))
+
+
 async def test_candidates_are_fetched_by_coroutines_and_of_all_variables() -> None:
     asked: list[Any] = []
 
