@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate
@@ -139,6 +140,11 @@ class PublicModel:
             return self._ask_runnable(self._llm, list(prompts), config)
         return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
 
+    def may_be_cached(self) -> bool:
+        """Returns whether a response cache of LangChain may answer now, where an outage would not show."""
+        own = getattr(unwrap(self._llm)[0], "cache", None) if isinstance(self._llm, Runnable) else False
+        return own is not False and (own is not None or get_llm_cache() is not None)
+
     def rest(self) -> None:
         """Releases what a run has started for its calls; does nothing by default."""
 
@@ -219,11 +225,17 @@ class PrivateDoor:
         self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop)}
         self._opened: set[int] = set()  # processes in which it was
 
-    def check(self, prompt: str) -> EffectGenerator[None]:
-        """Raises where private calls would be heard or fail (an effect generator); calls once in each process."""
+    def check(self, prompt: str, *, again: bool = False) -> EffectGenerator[None]:
+        """Raises where private calls would be heard or fail (an effect generator).
+
+        Args:
+          prompt: public.
+          again: whether to call at every query, as no other call of this model shows an outage; else once in each
+            process.
+        """
         look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
         look()
-        if os.getpid() not in self._opened:
+        if again or os.getpid() not in self._opened:
             yield self._ask(prompt)
             self._opened.add(os.getpid())
 
@@ -312,7 +324,7 @@ class CandidateSource:
         # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
         if self._writer is not self._llm:
             yield self._llm.ask(prompt, config)
-        yield from self._door.check(prompt)
+        yield from self._door.check(prompt, again=self._llm.may_be_cached())
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))

@@ -7,12 +7,17 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import Field
 
+from langchain_dpicl import Serving
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import unwrap
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 from langchain_dpicl.serving import LocalLLM
 from tests import tiny_hf
@@ -117,3 +122,67 @@ def test_the_door_is_tried_at_the_first_query_of_a_process_alone(awaited: bool) 
         _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
         counts.append(llm.public - before)
     assert counts == [2, 1]
+
+
+class Leaving(Strict):
+    """Answers until it is down; notes what it was asked."""
+
+    asked: list[str] = Field(default_factory=list)
+    down: list[bool] = Field(default_factory=list)
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        self.asked.append(messages[-1].text)
+        if self.down:
+            raise ValueError("no such key (401)")
+        return super()._generate(messages, stop, run_manager, **kwargs)
+
+    @property
+    def public(self) -> int:
+        """Calls without a record."""
+        return sum("says: " not in prompt for prompt in self.asked)
+
+
+CACHES: dict[str, Any] = {
+    "none": Leaving,
+    "of the model": lambda: Leaving(cache=InMemoryCache()),
+    "of all": lambda: set_llm_cache(InMemoryCache()) or Leaving(),
+    "of all, but not of the model": lambda: set_llm_cache(InMemoryCache()) or Leaving(cache=False),
+    "of a bound model": lambda: Leaving(cache=InMemoryCache()).bind(user="a"),
+}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_outage_that_a_cache_hides_costs_nothing(cache: str, awaited: bool) -> None:
+    def ask(query: str) -> None:
+        _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
+
+    try:
+        llm = CACHES[cache]()
+        component = embedding(llm=llm, answers=VECTORS, serving=Serving(memo_size=0))
+        model = unwrap(llm)[0]
+        counts = []
+        for query in ("one", "two"):
+            before = model.public
+            ask(query)
+            counts.append(model.public - before)
+        model.down.append(True)
+        with pytest.raises(ModelCallError):
+            ask("one")
+    finally:
+        set_llm_cache(None)
+    assert charged(component) == 2
+    assert counts == [2, 2 if cache in {"of the model", "of all", "of a bound model"} else 1]
+
+
+def test_an_engine_is_asked_no_more_where_there_is_a_cache() -> None:
+    llm = Writer()
+    component = embedding(llm=llm, answers=VECTORS)
+    component.invoke("one")
+    before = llm.public
+    set_llm_cache(InMemoryCache())
+    try:
+        component.invoke("two")
+    finally:
+        set_llm_cache(None)
+    assert llm.public - before == 1
