@@ -230,8 +230,8 @@ class PrivateDoor:
 
         Args:
           prompt: public.
-          again: whether to call at every query, as no other call of this model shows an outage; else once in each
-            process.
+          again: whether to call at this query, as the other public call of this model brought no text, or may not show
+            an outage; else once in each process.
         """
         look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
         look()
@@ -322,9 +322,8 @@ class CandidateSource:
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
         # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
-        if self._writer is not self._llm:
-            yield self._llm.ask(prompt, config)
-        yield from self._door.check(prompt, again=self._llm.may_be_cached())
+        told: tuple[str, ...] = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
+        yield from self._door.check(prompt, again=not told or self._llm.may_be_cached())
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))

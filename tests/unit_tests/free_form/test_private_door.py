@@ -77,6 +77,16 @@ class Caller(Strict):
 
 
 @pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("wrap", [lambda llm: llm, TextVoteBackend], ids=["model", "engine"])
+def test_a_later_question_whose_answer_would_not_count_costs_nothing(wrap: Any, awaited: bool) -> None:
+    component = embedding(llm=wrap(Caller()), answers=VECTORS, suffix="{input}")
+    component.invoke("says: what is said")
+    with pytest.raises(ModelCallError, match="no text"):
+        _ = asyncio.run(component.ainvoke("asks: q")) if awaited else component.invoke("asks: q")
+    assert charged(component) == 1
+
+
+@pytest.mark.parametrize("awaited", [False, True])
 @pytest.mark.parametrize("make", [Thinker, Caller])
 def test_answers_without_text_that_counts_cost_nothing(make: Any, awaited: bool) -> None:
     component = embedding(llm=TextVoteBackend(make(), max_tokens=2000), answers=VECTORS)
