@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_embeddings, as_model
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
@@ -248,6 +249,7 @@ def plan_evolution(
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
 
 
+_KNOWN = "public texts that the embeddings tell something about"
 _TOO_FEW = (
     "Give the model a temperature above 0 and no response cache, or hints= for it to write differently each time, or "
     "public candidates= of your own. No ticket was taken for it."
@@ -351,7 +353,7 @@ class EvolutionWriter:
         if texts is None:
             texts = yield self.model.request_each(self.wording.first_prompts(label, count), self._config(config))
         if len(texts) < least:
-            raise fail("candidates", f"at least {least} distinct public texts", len(texts), _TOO_FEW)
+            raise fail("candidates", f"at least {least} distinct {_KNOWN}", len(texts), _TOO_FEW)
         return texts
 
     def vary(
@@ -362,6 +364,11 @@ class EvolutionWriter:
             return tuple(texts)
         prompts = self.wording.variation_prompts(label, texts, count)
         variations = yield self.model.request_each(prompts, self._config(config))
+        if not variations:
+            raise ModelCallError(
+                f"{self.model.name} wrote no variation with text before the first stop string. Check the model, or "
+                "give Decoding(stop=...) if its texts begin with one. No ticket was taken for it"
+            )
         return distinct_texts([*texts, *variations])
 
     def _config(self, given: RunnableConfig | None) -> RunnableConfig:
@@ -481,7 +488,7 @@ def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[st
     Raises:
       ConfigurationError: it is a private process, whose calls do not vary.
     """
-    if isinstance(llm, PrivateProcess):
+    if isinstance(llm, PrivateProcess | ProcessEngine):
         advice = "It sees public text alone and needs no process of its own."
         raise fail("llm", "the model itself", type(llm).__name__, advice)
     workers = as_executor(executor)
@@ -686,7 +693,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         Args:
           private: the examples; bound to the budget's ledger here.
           llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
-            with its own settings and callbacks, or an engine. It sees public and released texts only.
+            with its own settings and callbacks, or an engine, whose texts vary with `hints` alone. It sees public and
+            released texts only.
           embeddings: LangChain embeddings; they SEE the private texts. None: `LocalEmbeddings`, without network.
           budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one, with which the
             model is then called; None: looked up in the context.
@@ -744,6 +752,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             as_model(llm), executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
         )
         nearest = NearestRows(as_embeddings(embeddings), neighbours=search.neighbours)
+        if given:
+            _check_given(nearest, given)
         public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
         name, journal = RunJournal.of(checkpoint, component, "evolution", budget=spender, private=private, plan=public)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
@@ -792,7 +802,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         while item.left:
             yield from self._prepare(item, call.config)
             # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.
-            candidates = yield self._nearest.request_public(item.texts)
+            candidates = yield from self._embed(item)
             self._reserve(item, call.events)
             yield from self._vote(item, candidates)
             call.tick()
@@ -811,10 +821,24 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             count = self.plan.num_variations
             texts = yield from self._writer.vary(population.label, population.survivors, count, config)
         else:
-            # A vote among fewer than two candidates would release nothing useful.
-            least = max(2, self.plan.shots_per_label)
-            texts = yield from self._writer.first(population.label, self.plan.num_candidates, config, least=least)
+            count = self.plan.num_candidates
+            texts = yield from self._writer.first(population.label, count, config, least=self._least)
         population.texts = texts[: self.plan.width]
+
+    @property
+    def _least(self) -> int:
+        """Least number of first candidates: a vote among fewer than two would release nothing useful."""
+        return max(2, self.plan.shots_per_label)
+
+    def _embed(self, population: Population) -> EffectGenerator[Candidates]:
+        """Embeds the candidates and drops those without a direction (an effect generator)."""
+        embedded: Candidates = yield self._nearest.request_public(population.texts)
+        candidates = embedded.with_direction()
+        least = 1 if population.survivors else self._least
+        population.texts = candidates.texts if len(candidates) >= least else ()
+        if not population.texts:
+            raise fail("candidates", f"at least {least} distinct {_KNOWN}", len(candidates), _TOO_FEW)
+        return candidates
 
     def _reserve(self, population: Population, events: RunEvents) -> None:
         """Reserves the label's remaining rounds; with a journal one at a time, to bound the loss of a kill."""
@@ -898,6 +922,14 @@ def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) 
     if declared is not None and declared < most:
         raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)
     return most
+
+
+def _check_given(nearest: NearestRows, by_label: Mapping[str | None, tuple[str, ...]]) -> None:
+    """Refuses given candidates without a direction, whose nearness to a text says nothing."""
+    embedded = nearest.request_public(distinct_texts(itertools.chain.from_iterable(by_label.values()))).run()
+    unknown = set(embedded.texts) - set(embedded.with_direction().texts)
+    if unknown:
+        raise fail("candidates", _KNOWN, min(unknown), "Leave it out, or give other embeddings=.")
 
 
 def _report_fields(

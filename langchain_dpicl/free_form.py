@@ -7,12 +7,14 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import itemgetter
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate
@@ -27,7 +29,7 @@ from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend
 from langchain_dpicl.backends.base import Rows as EngineRows
 from langchain_dpicl.backends.embedded import cut_at_stop
-from langchain_dpicl.backends.langchain.texts import stops_of
+from langchain_dpicl.backends.langchain.texts import is_refusal, stops_of
 from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
@@ -138,6 +140,11 @@ class PublicModel:
             return self._ask_runnable(self._llm, list(prompts), config)
         return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
 
+    def may_be_cached(self) -> bool:
+        """Returns whether a response cache of LangChain may answer now, where an outage would not show."""
+        own = getattr(unwrap(self._llm)[0], "cache", None) if isinstance(self._llm, Runnable) else False
+        return own is not False and (own is not None or get_llm_cache() is not None)
+
     def rest(self) -> None:
         """Releases what a run has started for its calls; does nothing by default."""
 
@@ -218,11 +225,17 @@ class PrivateDoor:
         self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop)}
         self._opened: set[int] = set()  # processes in which it was
 
-    def check(self, prompt: str) -> EffectGenerator[None]:
-        """Raises where private calls would be heard or fail (an effect generator); calls once in each process."""
+    def check(self, prompt: str, *, again: bool = False) -> EffectGenerator[None]:
+        """Raises where private calls would be heard or fail (an effect generator).
+
+        Args:
+          prompt: public.
+          again: whether to call at this query, as the other public call of this model brought no text, or may not show
+            an outage; else once in each process.
+        """
         look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
         look()
-        if os.getpid() not in self._opened:
+        if again or os.getpid() not in self._opened:
             yield self._ask(prompt)
             self._opened.add(os.getpid())
 
@@ -309,9 +322,8 @@ class CandidateSource:
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
         # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
-        if self._writer is not self._llm:
-            yield self._llm.ask(prompt, config)
-        yield from self._door.check(prompt)
+        told: tuple[str, ...] = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
+        yield from self._door.check(prompt, again=not told or self._llm.may_be_cached())
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))
@@ -362,11 +374,11 @@ def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTempla
 
 
 def text_of(name: str, answer: Any) -> str:
-    """Returns the text of a public answer."""
+    """Returns the text of a public answer; "" where a private one would not count, such as one beside a tool call."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, BaseMessage):
-        return str(answer.text)
+        return "" if is_refusal(answer) else str(answer.text)
     if isinstance(answer, Document):
         return answer.page_content
     raise fail(name, "answers that are text, messages or documents", type(answer).__name__)
@@ -397,7 +409,7 @@ MOST_KEYWORDS = 256
 """Default of the largest keyword domain that is built for a query."""
 
 _TOO_FEW = (
-    "Give writer= a model with a temperature above 0 (and without a response cache), your own candidates=, "
+    "Give writer= a model with a temperature above 0 (and without tools or a response cache), your own candidates=, "
     "or another stop= if answers begin with one. Nothing was charged."
 )
 
@@ -491,7 +503,7 @@ class EmbeddingAggregator:
         self.abstain_answer = answers.abstain_answer
         self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self._rows = AnswerRows.embedded(engine, self.embeddings, max_tokens=answers.max_tokens, stop=answers.stop)
-        self._fixed = None if fixed is None else (fixed, self.embeddings.public(fixed))
+        self._fixed = None if fixed is None else (fixed, self._checked(fixed, self.embeddings.public(fixed)))
 
     aggregation = UnitVectorSum()
     mechanism = GaussianMechanism(1.0)
@@ -502,7 +514,7 @@ class EmbeddingAggregator:
         return self._rows.width
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
-        """Embeds the candidates; of fixed candidates only one, to detect an outage."""
+        """Embeds the candidates and drops those without a direction; of fixed ones, embeds one to detect an outage."""
         del query
         _check_candidates(candidates)
         # Fixed candidates were embedded at construction; one is embedded again to detect an outage before the ticket.
@@ -510,7 +522,18 @@ class EmbeddingAggregator:
             yield _EmbeddingRequest(self.embeddings, candidates[:1])
             return self._round(*self._fixed)
         vectors = yield _EmbeddingRequest(self.embeddings, candidates)
-        return self._round(candidates, vectors)
+        known = vectors.any(axis=1)
+        candidates = tuple(compress(candidates, known))
+        _check_candidates(candidates)
+        return self._round(candidates, vectors[known])
+
+    @staticmethod
+    def _checked(candidates: tuple[str, ...], vectors: EngineRows) -> EngineRows:
+        for text, vector in zip(candidates, vectors, strict=True):
+            if not vector.any():
+                expected = "texts that the embeddings tell something about"
+                raise fail("candidates", expected, text, "Leave it out, or give other embeddings=.")
+        return vectors
 
     def _round(self, candidates: tuple[str, ...], vectors: EngineRows) -> EmbeddingRelease:
         floor = None if self.floor_of is None else self.floor_of(len(candidates))
@@ -641,9 +664,12 @@ def _unit(rows: EngineRows) -> EngineRows:
     return unit
 
 
+_CHOICE = "at least 2 distinct public answers to choose from, which the embeddings tell something about"
+
+
 def _check_candidates(candidates: tuple[str, ...]) -> None:
     if len(candidates) < 2:
-        raise fail("candidates", "at least 2 distinct public answers to choose from", len(candidates), _TOO_FEW)
+        raise fail("candidates", _CHOICE, len(candidates), _TOO_FEW)
 
 
 MOST_OWED = 256

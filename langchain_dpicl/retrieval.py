@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig, ensure_config
+from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
@@ -500,12 +501,16 @@ def text_of_query(wording: FewShotTemplate, query: Query) -> str:
     return query[names.index("input") if len(names) > 1 else 0]
 
 
-def text_to_compare(wording: FewShotTemplate, query: Query) -> str:
-    """Returns `text_of_query`, refusing a blank text, which has no direction to compare with."""
+def direction_of_query(
+    texts: SimilarTexts, wording: FewShotTemplate, query: Query
+) -> EffectGenerator[NDArray[np.float64]]:
+    """Embeds `text_of_query`, refusing a text without a direction, which no document is near (an effect generator)."""
     text = text_of_query(wording, query)
-    if not text.strip():
-        raise fail("input", "a text to compare documents with", text, "Nothing was charged.")
-    return text
+    direction = (yield texts.request_public(text)) if text.strip() else np.zeros(1)
+    if not direction.any():
+        expected = "a text to compare documents with, which the embeddings tell something about"
+        raise fail("input", expected, text, "Nothing was charged.")
+    return cast("NDArray[np.float64]", direction)
 
 
 def similar_texts(private: PrivateExamples, retrieval: Retrieval) -> SimilarTexts:
@@ -760,7 +765,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
         """Embeds the query and asks the public prompt, which detects an outage before a query is counted."""
         render = self.wording.renderer(self.task.queries(query))
-        direction = yield self.filter.texts.request_public(text_to_compare(self.wording, query))
+        direction = yield from direction_of_query(self.filter.texts, self.wording, query)
         [row] = yield self.rows.request_public_rows([render(())])
         asks = self._limit_concurrency(self.rows.ask, config)
         return FilteredQuery(direction, rows=asks, render=render, width=len(self.labels)), row
@@ -928,7 +933,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
         """Embeds the query and asks for candidates, which calls every model that the release needs."""
-        direction = yield self.filter.texts.request_public(text_to_compare(self.wording, query))
+        direction = yield from direction_of_query(self.filter.texts, self.wording, query)
         asked = yield from super()._prepare(query, config)
         return dataclasses.replace(asked, direction=direction)
 

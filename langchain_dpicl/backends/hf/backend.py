@@ -73,13 +73,12 @@ class HuggingFaceBackend:
         eos_token_id: int | Sequence[int] | None = None,
         name: str | None = None,
     ) -> None:
-        for option, value in (("max_prompt_tokens", max_prompt_tokens), ("row_batch", row_batch)):
+        sizes = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens, "row_batch": row_batch}
+        for option, value in sizes.items():
             if value < 1:
                 raise ConfigurationError(f"expected {option} >= 1, found {option}={value}")
         options: dict[str, Any] = {
-            "max_prompt_tokens": max_prompt_tokens,
-            "max_new_tokens": max_new_tokens,
-            "row_batch": row_batch,
+            **sizes,
             "device": device,
             "dtype": dtype,
             "chat": chat,

@@ -21,7 +21,7 @@ from langchain_dpicl.backends.langchain.logprobs import (
     to_rows,
     top_k_of,
 )
-from langchain_dpicl.backends.langchain.texts import acomplete, acomplete_public, complete, complete_public
+from langchain_dpicl.backends.langchain.texts import TextEngine
 from langchain_dpicl.backends.langchain.tokenizer import PublicTokenizer, Tokenizer
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
@@ -29,7 +29,6 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
-    SilentEngine,
     SilentModel,
     check_whole,
     read_silently,
@@ -43,7 +42,7 @@ _Report: TypeAlias = OpaqueValue[list[Probabilities]]
 """What the model reports after each private prompt."""
 
 
-class LangChainBackend(SilentEngine):
+class LangChainBackend(TextEngine):
     """Next-token probabilities of a LangChain model, called silently.
 
     Formal guarantees:
@@ -187,35 +186,6 @@ class LangChainBackend(SilentEngine):
         Plans, generation and accounting do not use it.
         """
         return self._tokenizer.count(text) if self._tokenizer else len(text.encode("utf-8", "replace"))
-
-    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
-        boxes = [OpaqueValue(prompt) for prompt in prompts]
-        del prompts
-        return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
-
-    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Async twin of `complete`."""
-        boxes = [OpaqueValue(prompt) for prompt in prompts]
-        del prompts
-        return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
-
-    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Returns the completion of one PUBLIC prompt, asked as private ones are.
-
-        Args:
-          prompt: public.
-          max_tokens: most tokens of the completion.
-          stop: texts that end it.
-
-        Raises:
-          ModelCallError: the call failed.
-        """
-        return complete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._text_options)
-
-    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Async twin of `complete_public`."""
-        return await acomplete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._text_options)
 
     def _report(self, prompts: Sequence[OpaqueValue[str]], prefix: str) -> _Report:
         replies = self._calls.many([self._wire.request(prompt, prefix) for prompt in prompts])

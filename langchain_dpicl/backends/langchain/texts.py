@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows
@@ -22,12 +23,13 @@ from langchain_dpicl.backends.private_calls.call import (
     RetryPolicy,
     SilentEngine,
     check_whole,
+    output_of,
     read_silently,
     silence,
     unwrap,
 )
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 _MOST_CHARACTERS = 4096
 _MOST_WORDS_BEFORE_A_COLON = 5
@@ -170,62 +172,6 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 _MOST_STOPS_SENT = 4  # OpenAI's endpoint rejects more
 
 
-def complete(
-    calls: CallPool,
-    prompts: Sequence[OpaqueValue[str]],
-    *,
-    max_tokens: int,
-    stop: Sequence[str],
-    options: Mapping[str, Any],
-) -> list[str]:
-    """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
-    is_chat, stops = calls.model.is_chat, stops_of(stop)
-    requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
-    return [read_silently(partial(text_of, reply, stops)) or "" for reply in calls.many(requests)]
-
-
-def complete_public(
-    calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
-) -> str:
-    """Returns the completion of a PUBLIC prompt, asked as private ones are; raises ModelCallError where it failed."""
-    [reply] = calls.many([_public_request(calls, prompt, max_tokens, stop, options)])  # in the threads of private calls
-    return _public_text(calls, reply, stop)
-
-
-async def acomplete_public(
-    calls: CallPool, prompt: str, *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
-) -> str:
-    """Async twin of `complete_public`."""
-    return _public_text(calls, await calls.aone(_public_request(calls, prompt, max_tokens, stop, options)), stop)
-
-
-def _public_request(
-    calls: CallPool, prompt: str, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
-) -> Request:
-    how: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop), "options": options, "explain": "kind"}
-    [request] = requests_for([OpaqueValue(prompt)], is_chat=calls.model.is_chat, **how)
-    return request
-
-
-def _public_text(calls: CallPool, reply: Reply, stop: Sequence[str]) -> str:
-    answer_or_raise(calls.model.name, reply)
-    return text_of(reply, stops_of(stop))
-
-
-async def acomplete(
-    calls: CallPool,
-    prompts: Sequence[OpaqueValue[str]],
-    *,
-    max_tokens: int,
-    stop: Sequence[str],
-    options: Mapping[str, Any],
-) -> list[str]:
-    """Async twin of `complete`."""
-    is_chat, stops = calls.model.is_chat, stops_of(stop)
-    requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
-    return [read_silently(partial(text_of, reply, stops)) or "" for reply in await calls.amany(requests)]
-
-
 def requests_for(
     prompts: Sequence[OpaqueValue[str]],
     *,
@@ -256,6 +202,13 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
     return reply.answer.reveal().text[: _end(reply.answer, stop)]
 
 
+def is_refusal(message: BaseMessage) -> bool:
+    """Returns whether a PUBLIC message would count as a failure if it answered a private prompt."""
+    about = message.response_metadata
+    output = output_of(ChatGeneration(message=message, generation_info=about), about)
+    return output.refused or _is_no_answer(output.finish_reason)
+
+
 def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
     """Returns the stop strings; raises ConfigurationError unless each is a non-empty text."""
     if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
@@ -268,6 +221,71 @@ def _end(answer: OpaqueValue[Any], stop: Sequence[str]) -> int:
     return min([place for place in places if place >= 0], default=len(answer.reveal().text))
 
 
+class TextEngine(SilentEngine):
+    """Base of engines whose LangChain model writes texts."""
+
+    _text_options: Mapping[str, Any]
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts  # from here on this frame holds boxes only
+        return _texts(self._calls.many(self._text_requests(boxes, max_tokens, stop)), stop)
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Async twin of `complete`."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return _texts(await self._calls.amany(self._text_requests(boxes, max_tokens, stop)), stop)
+
+    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Returns the completion of one PUBLIC prompt, asked as private ones are.
+
+        Args:
+          prompt: public.
+          max_tokens: most tokens of the completion.
+          stop: texts that end it.
+
+        Raises:
+          ModelCallError: the call failed, or its answer was refused, calls a tool, or ended before its text began.
+        """
+        asked = self._text_requests([OpaqueValue(prompt)], max_tokens, stop, explain="kind")
+        [reply] = self._calls.many(asked)  # in the threads of private calls
+        return self._public_text(reply, stop)
+
+    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        """Async twin of `complete_public`."""
+        asked = self._text_requests([OpaqueValue(prompt)], max_tokens, stop, explain="kind")
+        [reply] = await self._calls.amany(asked)
+        return self._public_text(reply, stop)
+
+    def _public_text(self, reply: Reply, stop: Sequence[str]) -> str:
+        output = answer_or_raise(self.name, reply).reveal()
+        if not text_of(reply).strip():
+            fault = f"a public call to {self.name} brought no text that counts as a private answer"
+            if output.refused or _is_no_answer(output.finish_reason):
+                todo = "Hand in the model without tools, or ask something else"
+                raise ModelCallError(f"{fault} (it was refused, or called a tool). {todo}")
+            if str(output.finish_reason).lower() in _CUT:
+                raise ModelCallError(f"{fault} (max_tokens was reached). {_ROOM}; then call again")
+        return text_of(reply, stop)
+
+    def _text_requests(
+        self,
+        boxes: Sequence[OpaqueValue[str]],
+        max_tokens: int,
+        stop: Sequence[str],
+        *,
+        explain: Literal["", "kind"] = "",
+    ) -> list[Request]:
+        how: dict[str, Any] = {"stop": stops_of(stop), "options": self._text_options, "explain": explain}
+        return requests_for(boxes, is_chat=self._model.is_chat, max_tokens=max_tokens, **how)
+
+
+def _texts(replies: Sequence[Reply], stop: Sequence[str]) -> list[str]:
+    return [read_silently(partial(text_of, reply, stop)) or "" for reply in replies]
+
+
 INSTRUCTIONS = "Complete the text below with exactly one of these labels, and write nothing else:"
 """Default text before the list of choices."""
 
@@ -278,10 +296,11 @@ _REJECTED = (
     "Its own options go into TextVoteBackend(llm, options={...}), where None leaves out one of ours (such as "
     "max_tokens); or take another model"
 )
-_SILENT = (
-    "If it thinks before it answers, give it room with TextVoteBackend(llm, max_tokens=...), or switch the thinking "
-    "off; otherwise take another model"
+_ROOM = (
+    "If it thinks before it answers, give it room with TextVoteBackend(llm, options={'max_tokens': 2000}), or switch "
+    "the thinking off"
 )
+_CUT = frozenset({"length", "max_tokens"})  # OpenAI and Ollama; Gemini, Anthropic and Bedrock
 _NO_ANSWER = frozenset(
     {
         *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
@@ -291,7 +310,7 @@ _NO_ANSWER = frozenset(
 )
 
 
-class TextVoteBackend(SilentEngine):
+class TextVoteBackend(TextEngine):
     """Votes of a model that only writes text: log-likelihood 0 for the choice it names, -inf for all others.
 
     Formal guarantees:
@@ -342,12 +361,13 @@ class TextVoteBackend(SilentEngine):
             )
         self._instructions = instructions
         self._max_tokens = None if max_tokens is None else check_whole("max_tokens", max_tokens)
-        self._options = {**GREEDY, **(options or {})}
+        self._text_options: dict[str, Any] = {**GREEDY, **(options or {})}
         self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         self._probe(may_drop="temperature" not in (options or {}))
 
     def __repr__(self) -> str:
-        sent = sorted(name for name, value in self._options.items() if value is not None)  # values may be credentials
+        options = self._text_options.items()
+        sent = sorted(name for name, value in options if value is not None)  # values may be credentials
         return f"TextVoteBackend({self.name!r}, instructions={self._instructions!r}, options={sent})"
 
     @property
@@ -363,7 +383,7 @@ class TextVoteBackend(SilentEngine):
     @property
     def options(self) -> Mapping[str, Any]:
         """What every call asks for; without the temperature where the model rejects it."""
-        return dict(self._options)
+        return dict(self._text_options)
 
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices]: 0 where the answer names the choice, -inf elsewhere.
@@ -419,35 +439,6 @@ class TextVoteBackend(SilentEngine):
         answer_or_raise(self.name, reply)
         return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
-    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
-        boxes = [OpaqueValue(prompt) for prompt in prompts]
-        del prompts
-        return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
-
-    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Async twin of `complete`."""
-        boxes = [OpaqueValue(prompt) for prompt in prompts]
-        del prompts
-        return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
-
-    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Returns the completion of one PUBLIC prompt, asked as private ones are.
-
-        Args:
-          prompt: public.
-          max_tokens: most tokens of the completion.
-          stop: texts that end it.
-
-        Raises:
-          ModelCallError: the call failed.
-        """
-        return complete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
-
-    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Async twin of `complete_public`."""
-        return await acomplete_public(self._calls, prompt, max_tokens=max_tokens, stop=stop, options=self._options)
-
     def _rows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:
         names = ChoiceNames(choices)
         return _votes(self._calls.many(self._requests(boxes, choices)), names, len(choices))
@@ -466,7 +457,7 @@ class TextVoteBackend(SilentEngine):
             [OpaqueValue(head + prompt.reveal()) for prompt in prompts],
             is_chat=self._model.is_chat,
             max_tokens=self._max_tokens or longest + _MORE_THAN_A_LABEL,
-            options=self._options,
+            options=self._text_options,
             explain=explain,
         )
 
@@ -474,11 +465,13 @@ class TextVoteBackend(SilentEngine):
         """Learns with public text whether the model answers with text, and whether it takes a temperature."""
         reply = self._ask_probe()
         if reply.fault == "content" and may_drop:
-            self._options["temperature"] = None
+            self._text_options["temperature"] = None
             reply = self._ask_probe()
         probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
         if not text_of(reply).strip():
-            raise CapabilityError(f"{self.name} answered a public probe without text. {_SILENT}")
+            raise CapabilityError(
+                f"{self.name} answered a public probe without text. {_ROOM}; otherwise take another model"
+            )
 
     def _ask_probe(self) -> Reply:
         return self._calls.probe(self._requests([OpaqueValue(_PROBE_PROMPT)], _PROBE_CHOICES, explain="text")[0])

@@ -740,11 +740,11 @@ def _reply(request: Request, result: Any) -> Reply:
         decided = ModelOutput(text="", logprobs=None, finish_reason=None, refused=False, decision=result)
         return Reply(OpaqueValue(decided), fault=None if request.is_readable(decided) else "unreadable")
     first = result.generations[0]
-    answer = _answer(first[0] if isinstance(first, list) else first, result.llm_output)
+    answer = output_of(first[0] if isinstance(first, list) else first, result.llm_output)
     return Reply(OpaqueValue(answer), fault=None if request.is_readable(answer) else "unreadable")
 
 
-def _answer(generation: Any, about: Any) -> ModelOutput:
+def output_of(generation: Any, about: Any) -> ModelOutput:
     """Reads one generation; `about` is the result's output, where Anthropic's class puts the stop reason."""
     info = generation.generation_info or {}
     message = getattr(generation, "message", None)

@@ -53,6 +53,7 @@ _SKILLS = {
     "other": OtherBackend,
     "texts": TextBackend,
 }
+_OPTIONAL = ("encode", "token_bytes", "complete_public")
 
 
 def main(inlet: int, outlet: int) -> None:
@@ -260,7 +261,7 @@ def _facts(engine: Any) -> dict[str, Any]:
     """Returns what is public of an engine."""
     hint = hint_of(engine)
     skills = [skill for skill, kind in _SKILLS.items() if isinstance(engine, kind)]
-    skills += [name for name in ("encode", "token_bytes") if callable(getattr(engine, name, None))]
+    skills += [name for name in _OPTIONAL if callable(getattr(engine, name, None))]
     skills += ["embeddings"] if isinstance(engine, _Embedder) else []
     is_writer = "tokens" in skills
     return {

@@ -284,6 +284,16 @@ class _Texts(ProcessEngine):
         return whole if whole is not None else [row or "" for row in rows]
 
 
+class _PublicTexts(_Texts):
+    """Tells a failed call for a public text from a blank answer."""
+
+    def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        return str(run_sync(self._public("complete_public", prompt, max_tokens=max_tokens, stop=list(stop))))
+
+    async def acomplete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
+        return str(await run_async(self._public("complete_public", prompt, max_tokens=max_tokens, stop=list(stop))))
+
+
 class _Encode(ProcessEngine):
     """Has a tokenizer for public text."""
 
@@ -342,6 +352,7 @@ _SKILLS: Mapping[str, type[ProcessEngine]] = {
     "other": _Other,
     "public choices": _PublicChoices,
     "choices": _Choices,
+    "complete_public": _PublicTexts,
     "texts": _Texts,
     "encode": _Encode,
     "token_bytes": _TokenBytes,

@@ -301,7 +301,13 @@ class _Choices(Scorer):
         self.has_public_calls = self._public is not None
         self.calls_at_once = calls_at_once(engine)
         if self._public is not None:
-            self._public.score_choices([], self.texts)  # makes no call, but refuses ambiguous texts
+            # No call, but ambiguous texts are refused; and the only look at the form that private rows have.
+            rows: object = self._public.score_choices([], self.texts)
+            if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+                raise CapabilityError(
+                    f"expected a float64 array from {type(engine).__name__}.score_choices, found "
+                    f"{getattr(rows, 'dtype', type(rows).__name__)}. Return np.array(rows, dtype=np.float64)"
+                )
 
     def score(self, prompts: Sequence[str]) -> Rows:
         return self._engine.score_choices(prompts, self.texts)

@@ -57,6 +57,11 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def with_direction(self) -> Candidates:
+        """Returns the candidates that have a direction: the nearness of others to a text says nothing."""
+        known = np.flatnonzero(self.directions.any(axis=1))
+        return Candidates(tuple([self.texts[place] for place in known]), self.directions[known])
+
 
 class UnitVotes(Opaque):
     """The votes of units as pairs of a unit and a candidate: a matrix of them all would be nearly all zeros.

@@ -12,6 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.evolution import PrivateEvolution, SurvivalRule
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -298,6 +299,33 @@ def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
 
 # -- faults ------------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_round_whose_variations_have_no_text_costs_nothing(is_async: bool) -> None:
+    search = SEARCH.replace(rounds=3, candidates=("a card", "a boat"))
+    muse, budget = Muse(says=("\na card",)), budget_of()
+    made = evolution(llm=muse, budget=budget, evolution=search)
+    with pytest.raises(RunInterruptedError, match="no variation with text") as caught:
+        asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
+    assert "stop=" in str(caught.value)
+    assert charged(budget) == 1
+    muse.says = ("a card, and more",)
+    made.run(progress=False)
+    assert charged(budget) == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_texts_that_the_embeddings_know_nothing_of_are_no_candidates(is_async: bool) -> None:
+    muse, budget = Muse(says=("?!", "a card", "!!", "...")), budget_of()
+    made = evolution(llm=muse, budget=budget, embeddings=LocalEmbeddings())
+    with pytest.raises(ConfigurationError, match="found 1"):
+        asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
+    assert charged(budget) == 0
+    muse.says = ("?!", "a card", "!!", "a boat")
+    asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
+    assert [set(votes) <= {"a card", "a boat"} for votes in made.history[None]] == [True, True]
+
+
 FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "no instruction": lambda: {"instruction": 3},
     "two instructions": lambda: {"instruction": "Write.", "task": GenerationTask("Say.")},
@@ -306,6 +334,10 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "variation of another field": lambda: {"task": GenerationTask(variation_prompt="{text} {other}")},
     "an open label": lambda: {"task": GenerationTask(open_label=OpenLabel("queue"))},
     "candidates of other labels": lambda: {"evolution": SEARCH.replace(candidates={"other": ("a",)})},
+    "a candidate without a direction": lambda: {
+        "evolution": SEARCH.replace(candidates=("a card", "?!")),
+        "embeddings": LocalEmbeddings(),
+    },
     "fewer candidates than given": lambda: {"evolution": SEARCH.replace(candidates=("a", "b", "c"), num_candidates=2)},
     "more shots than survivors": lambda: {"shots_per_label": 3},
     "rounds without variations": lambda: {"evolution": SEARCH.replace(num_variations=0)},
@@ -321,7 +353,7 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
 def test_public_faults_raise_before_anything_is_bound(fault: Callable[[], dict[str, Any]]) -> None:
     private, embeddings = PrivateExamples(RECORDS, public_size=len(RECORDS)), Topical()
     with pytest.raises(ConfigurationError):
-        evolution(private=private, embeddings=embeddings, **fault())
+        evolution(**{"private": private, "embeddings": embeddings, **fault()})
     assert private._ledger_id is None
     assert not set(embeddings.asked) & set(RECORDS)
 

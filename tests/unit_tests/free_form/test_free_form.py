@@ -226,6 +226,21 @@ def test_candidates_are_fetched_for_each_query(source: Any) -> None:
     assert component.maker.public.kind == "fetched"
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_answers_that_the_embeddings_know_nothing_of_are_no_candidates(is_async: bool) -> None:
+    found: list[str] = ["\U0001f44d", "ask the bank", "?!"]
+    local = VECTORS.replace(embeddings=None, candidates=lambda _: found)
+    component = embedding(answers=local).with_receipts()
+    with pytest.raises(ConfigurationError, match="found 1"):
+        _ = asyncio.run(component.ainvoke("one")) if is_async else component.invoke("one")
+    assert charged(component) == 0
+    found.append("wait a day")
+    answer = asyncio.run(component.ainvoke("one")) if is_async else component.invoke("one")
+    assert list(answer.similarities) == ["ask the bank", "wait a day"]
+    with pytest.raises(ConfigurationError, match="\U0001f44d"):
+        embedding(answers=local.replace(candidates=tuple(found)))
+
+
 async def test_candidates_are_fetched_by_coroutines_and_of_all_variables() -> None:
     asked: list[Any] = []
 
@@ -341,6 +356,23 @@ def test_a_public_fault_costs_nothing_and_reads_nothing(fault: Any, opened: list
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
     assert opened == []
     assert len(list(component.budget._store.records())) == before
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"tool_calls": [{"name": "search", "args": {}, "id": "1"}]},
+        {"additional_kwargs": {"refusal": "no"}},
+        {"response_metadata": {"finish_reason": "SAFETY"}},
+        {"response_metadata": {"stopReason": "guardrail_intervened"}},
+    ],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_public_answers_count_only_where_private_ones_would(beside: Any) -> None:
+    said = [AIMessage("Let me look that up.", **beside), "open a claim"]
+    component = embedding(answers=VECTORS.replace(candidates=lambda _: said))
+    with pytest.raises(ConfigurationError, match="found 1"):
+        component.invoke("now?")
 
 
 @pytest.mark.parametrize("candidates", [CANDIDATES, lambda _: CANDIDATES], ids=["given", "fetched"])

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import Field
 
+from langchain_dpicl import Serving
+from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.backends.private_calls.call import unwrap
+from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 from langchain_dpicl.serving import LocalLLM
 from tests import tiny_hf
+from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
 from tests.free_form_doubles import VECTORS, Writer, charged, embedding
 from tests.unit_tests.backends.hf_doubles import engine
+
+pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 class Strict(BaseChatModel):
@@ -31,12 +41,65 @@ class Strict(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("ask the bank"))])
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, TextVoteBackend], ids=["model", "engine"])
-def test_too_many_tokens_for_the_model_cost_nothing(wrap: Any) -> None:
-    component = embedding(llm=wrap(Strict()), answers=VECTORS.replace(max_tokens=8192))
-    with pytest.raises(DPICLError):
-        component.invoke("q")
+WRAPS: dict[str, Any] = {
+    "model": lambda make: nullcontext(make()),
+    "engine": lambda make: nullcontext(TextVoteBackend(make())),
+    "process": PrivateProcess,
+}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_too_many_tokens_for_the_model_cost_nothing(wrap: str, awaited: bool) -> None:
+    with WRAPS[wrap](Strict) as llm:
+        component = embedding(llm=llm, answers=VECTORS.replace(max_tokens=8192))
+        with pytest.raises(DPICLError):
+            _ = asyncio.run(component.ainvoke("q")) if awaited else component.invoke("q")
     assert charged(component) == 0
+
+
+class Thinker(Strict):
+    """As a reasoning model: no text where the tokens do not suffice for its thoughts."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        text, ended = ("ask the bank", "stop") if kwargs.get("max_tokens", 500) >= 500 else ("", "length")
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(text), generation_info={"finish_reason": ended})]
+        )
+
+
+class Caller(Strict):
+    """Calls a tool for a question, with a sentence beside; answers anything else."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        calls = [{"name": "search", "args": {}, "id": "1"}] if "asks:" in messages[-1].text else []
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("Let me look that up.", tool_calls=calls))])
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("wrap", [lambda llm: llm, TextVoteBackend], ids=["model", "engine"])
+def test_a_later_question_whose_answer_would_not_count_costs_nothing(wrap: Any, awaited: bool) -> None:
+    component = embedding(llm=wrap(Caller()), answers=VECTORS, suffix="{input}")
+    component.invoke("says: what is said")
+    with pytest.raises(ModelCallError, match="no text"):
+        _ = asyncio.run(component.ainvoke("asks: q")) if awaited else component.invoke("asks: q")
+    assert charged(component) == 1
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("make", [Thinker, Caller])
+def test_answers_without_text_that_counts_cost_nothing(make: Any, awaited: bool) -> None:
+    component = embedding(llm=TextVoteBackend(make(), max_tokens=2000), answers=VECTORS)
+    with pytest.raises(ModelCallError, match="no text"):
+        _ = asyncio.run(component.ainvoke("q")) if awaited else component.invoke("q")
+    assert charged(component) == 0
+
+
+def test_a_thinking_model_answers_with_the_room_that_its_refusal_advises() -> None:
+    with pytest.raises(CapabilityError, match=r"options=\{'max_tokens': 2000\}"):
+        embedding(llm=Thinker(), answers=VECTORS)
+    component = embedding(llm=TextVoteBackend(Thinker(), options={"max_tokens": 2000}), answers=VECTORS)
+    assert component.invoke("q") == "ask the bank"
 
 
 AROUND: dict[str, Any] = {
@@ -69,3 +132,67 @@ def test_the_door_is_tried_at_the_first_query_of_a_process_alone(awaited: bool) 
         _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
         counts.append(llm.public - before)
     assert counts == [2, 1]
+
+
+class Leaving(Strict):
+    """Answers until it is down; notes what it was asked."""
+
+    asked: list[str] = Field(default_factory=list)
+    down: list[bool] = Field(default_factory=list)
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        self.asked.append(messages[-1].text)
+        if self.down:
+            raise ValueError("no such key (401)")
+        return super()._generate(messages, stop, run_manager, **kwargs)
+
+    @property
+    def public(self) -> int:
+        """Calls without a record."""
+        return sum("says: " not in prompt for prompt in self.asked)
+
+
+CACHES: dict[str, Any] = {
+    "none": Leaving,
+    "of the model": lambda: Leaving(cache=InMemoryCache()),
+    "of all": lambda: set_llm_cache(InMemoryCache()) or Leaving(),
+    "of all, but not of the model": lambda: set_llm_cache(InMemoryCache()) or Leaving(cache=False),
+    "of a bound model": lambda: Leaving(cache=InMemoryCache()).bind(user="a"),
+}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_outage_that_a_cache_hides_costs_nothing(cache: str, awaited: bool) -> None:
+    def ask(query: str) -> None:
+        _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
+
+    try:
+        llm = CACHES[cache]()
+        component = embedding(llm=llm, answers=VECTORS, serving=Serving(memo_size=0))
+        model = unwrap(llm)[0]
+        counts = []
+        for query in ("one", "two"):
+            before = model.public
+            ask(query)
+            counts.append(model.public - before)
+        model.down.append(True)
+        with pytest.raises(ModelCallError):
+            ask("one")
+    finally:
+        set_llm_cache(None)
+    assert charged(component) == 2
+    assert counts == [2, 2 if cache in {"of the model", "of all", "of a bound model"} else 1]
+
+
+def test_an_engine_is_asked_no_more_where_there_is_a_cache() -> None:
+    llm = Writer()
+    component = embedding(llm=llm, answers=VECTORS)
+    component.invoke("one")
+    before = llm.public
+    set_llm_cache(InMemoryCache())
+    try:
+        component.invoke("two")
+    finally:
+        set_llm_cache(None)
+    assert llm.public - before == 1

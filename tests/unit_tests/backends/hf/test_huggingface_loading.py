@@ -156,7 +156,7 @@ class TestObjects:
 
 
 class TestOptions:
-    @pytest.mark.parametrize("name", ["max_prompt_tokens", "row_batch"])
+    @pytest.mark.parametrize("name", ["max_prompt_tokens", "max_new_tokens", "row_batch"])
     def test_sizes_are_positive(self, name):
         with pytest.raises(ConfigurationError, match=f"{name} >= 1"):
             engine(**{name: 0})

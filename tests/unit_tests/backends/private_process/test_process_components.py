@@ -20,6 +20,7 @@ from tests.canary import canaries_in
 from tests.leaks import rooms
 from tests.leaks.matrix import _perform
 from tests.leaks.scene import Scene
+from tests.process_models import writer
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,5 @@ def test_private_evolution_wants_the_model_itself() -> None:
     budget = PrivacyBudgetCallbackHandler(epsilon=5.0, delta=1e-4)
     with PrivateProcess("openai:gpt-4o") as llm, pytest.raises(ConfigurationError, match="the model itself"):
         PrivateEvolution.from_private_examples(private, llm=llm, epsilon=5.0, budget=budget)
+    with PrivateProcess(writer) as process, pytest.raises(ConfigurationError, match="the model itself"):
+        PrivateEvolution.from_private_examples(private, llm=process.engine("texts"), epsilon=5.0, budget=budget)

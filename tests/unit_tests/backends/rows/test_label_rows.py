@@ -524,6 +524,18 @@ class TestVerbalizers:
         with pytest.raises(CapabilityError, match="found object"):
             LabelRows(object(), LABELS, calibrate=False)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("form", ["objects", "integers", "a list", "nothing"])
+    def test_an_engine_whose_private_rows_all_fail_by_their_form_is_refused(self, form: str) -> None:
+        class Formed(PublicChoices):
+            def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+                return BATCH_FAULTS[form](super().score_choices(prompts, choices))
+
+            def score_public(self, prompt: str, choices: Sequence[str]) -> Any:
+                return super().score_choices([prompt], choices)[0]
+
+        with pytest.raises(CapabilityError, match=r"found (object|int64|list|NoneType)"):
+            LabelRows(Formed("own"), LABELS, calibrate=False)
+
 
 class TestPublicPrompts:
     @DRIVERS
