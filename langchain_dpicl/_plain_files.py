@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,22 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
     if is_other or os.path.realpath(target.parent) == "/dev":
         raise _no_file(path, "a device or a pipe")
     try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
+        with faults_of(path):
+            with part.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def faults_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises an OSError of what is inside with the name that the caller gave, not that of the part."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:  # one that says all in its words, of a file system in Python
             raise
-        # With the name that the caller gave, not that of the part.
         raise OSError(error.errno, error.strerror, _display_path(path)) from None
-    finally:
-        part.unlink(missing_ok=True)

@@ -104,13 +104,18 @@ def check_out(out: Path, *others: str | Path | None) -> None:
         )
     if not out.parent.is_dir():
         raise ConfigurationError(f"--out: expected a file in a folder that exists, found {out}. Make the folder first.")
+    check_writable(out)
+
+
+def check_writable(out: Path) -> None:
+    """Refuses a place of a file or a folder that cannot be written, by writing beside it now."""
     probe = out.with_name(f".{out.name}.{secrets.token_hex(8)}.part")
     try:
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
         raise ConfigurationError(
-            f"--out: expected a file that can be written, found {out} ({error.strerror})."
+            f"--out: expected a place that can be written, found {out} ({error.strerror})."
         ) from error
 
 

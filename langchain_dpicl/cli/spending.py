@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import dataclasses
 import json
 import sys
@@ -317,8 +318,18 @@ def save_or_print(released: Any, out: Path, *, say: Say) -> None:
     try:
         released.save(out)
     except (OSError, ConfigurationError):
-        say(released.to_json())
+        say(_whole_text(released))
         raise
+
+
+def _whole_text(released: Any) -> str:
+    """Returns all of a release as JSON; that of a prompt has digests in place of its numbers."""
+    from langchain_dpicl.released.soft_prompt import SoftPrompt
+
+    if not isinstance(released, SoftPrompt):
+        return str(released.to_json())
+    files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
+    return json.dumps({"files_in_base64": files})
 
 
 def json_line(value: dict[str, Any]) -> str:

@@ -777,7 +777,7 @@ class TestTheTargetFile:
             (os.devnull, f"found a folder or a device: {os.devnull}"),
             ("/dev/stdout", "found a folder or a device: /dev/stdout. Name a new file."),
             ("records.jsonl", "expected another file than those that the command reads or keeps, found records.jsonl"),
-            ("x" * 240, "expected a file that can be written, found xxx"),
+            ("x" * 240, "expected a place that can be written, found xxx"),
         ],
     )
     def test_is_checked_before_anything_is_spent(

@@ -431,6 +431,11 @@ def test_a_write_that_fails_leaves_the_old_folder(
     assert [one.name for one in tmp_path.iterdir()] == ["prompt"]
 
 
+def test_a_folder_that_cannot_be_written_is_named_as_it_was_given() -> None:
+    with pytest.raises(OSError, match=r": '/proc/prompt'$"):
+        soft().save("/proc/prompt")
+
+
 def test_a_folder_is_never_seen_with_some_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[str]] = []
     fsync = soft_prompt.os.fsync
