@@ -17,6 +17,8 @@ MAX_TEXT = 1 << 28
 """Largest size of a JSON file, in bytes."""
 MAX_ARRAYS = 1 << 30
 """Largest size of a file of vectors, in bytes."""
+MAX_RECORDS = 1 << 32
+"""Largest size of a file of records, in bytes, also of what it unpacks to."""
 
 # O_NONBLOCK: a FIFO without a writer does not block. O_NOCTTY: a terminal does not become the controlling one.
 # Some systems lack some of these flags.
@@ -26,12 +28,28 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK,
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Returns the content of a plain file, or of a link to one.
+    """Returns the content of a plain file, or of a link to one; see `open_plain`.
+
+    Formal guarantees:
+      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or reports no size.
+    """
+    with os.fdopen(open_plain(path, most), "rb") as file:
+        data = bytearray()
+        while len(data) <= most:
+            chunk = os.read(file.fileno(), min(_CHUNK, most + 1 - len(data)))
+            if not chunk:
+                return bytes(data)
+            data += chunk
+    raise _too_large(path, most)
+
+
+def open_plain(path: str | os.PathLike[str], most: int) -> int:
+    """Returns a descriptor, which the caller closes, of a plain file, or of a link to one.
 
     Formal guarantees:
       - Kind and size are read from the open descriptor, so the checked file is the one that is read.
-      - Only a plain file is read; a folder, a device, a FIFO or a socket is refused without blocking.
-      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or reports no size.
+      - Only a plain file is opened; a folder, a device, a FIFO or a socket is refused without blocking.
+      - A file that reports more than `most` bytes is refused; it may grow, or report less than it holds.
     """
     try:
         number = os.open(path, _FLAGS)
@@ -44,19 +62,14 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
         if error.errno not in {errno.ENXIO, errno.ENODEV, errno.EISDIR}:
             raise
         raise _no_file(path, "something that cannot be opened as one") from None
-    try:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode):
-            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device"))
-        data = bytearray()
-        while status.st_size <= most and len(data) <= most:
-            chunk = os.read(number, min(_CHUNK, most + 1 - len(data)))
-            if not chunk:
-                return bytes(data)
-            data += chunk
-    finally:
-        os.close(number)
-    raise ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
+    status = os.fstat(number)
+    is_plain = stat.S_ISREG(status.st_mode)
+    if is_plain and status.st_size <= most:
+        return number
+    os.close(number)
+    if is_plain:
+        raise _too_large(path, most)
+    raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device"))
 
 
 def _no_path(start: str) -> ConfigurationError:
@@ -98,6 +111,10 @@ def check_target(name: str, path: Any) -> Path:
 
 def _no_file(path: str | os.PathLike[str], actual: str) -> ConfigurationError:
     return ConfigurationError(f"{_display_path(path)}: expected a plain file, found {actual}. Give the file itself.")
+
+
+def _too_large(path: str | os.PathLike[str], most: int) -> ConfigurationError:
+    return ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
 
 
 def _display_path(path: str | os.PathLike[str]) -> str:

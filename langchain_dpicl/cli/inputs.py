@@ -8,7 +8,9 @@ import dataclasses
 import gzip
 import importlib
 import inspect
+import io
 import json
+import os
 import re
 import secrets
 import sys
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, open_plain, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     OPTIONS,
@@ -75,6 +77,7 @@ PROVIDERS = frozenset(
     ]
 )
 """Providers of LangChain's `init_chat_model` and `init_embeddings`; any other model is named as module:attribute."""
+_CHUNK = 1 << 16
 _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
@@ -132,13 +135,36 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def open_records(path: Path) -> IO[str]:
-    """Opens a file of records; one line of text each, or one row."""
+    """Opens a plain file of records; one line or row each. Reading more than `MAX_RECORDS` raises MemoryError."""
     if not path.name.lower().endswith(_FORMATS):
         raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
-    opener: Any = gzip.open if path.name.lower().endswith(".gz") else open
+    packed = os.fdopen(open_plain(path, MAX_RECORDS), "rb")
+    whole: Any = gzip.GzipFile(fileobj=packed) if path.name.lower().endswith(".gz") else packed
+    bounded = io.BufferedReader(_Bounded(whole, packed, MAX_RECORDS), _CHUNK)
     # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
-    file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline="")
-    return file
+    return io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="")
+
+
+class _Bounded(io.RawIOBase):
+    """Reads what a file unpacks to, up to a number of bytes."""
+
+    def __init__(self, whole: IO[bytes], packed: IO[bytes], most: int) -> None:
+        self._whole, self._packed, self._left = whole, packed, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._whole.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise MemoryError  # as where the memory is full: there is more than is held
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._packed.close()
+        super().close()
 
 
 def is_csv(path: Path) -> bool:
@@ -148,6 +174,11 @@ def is_csv(path: Path) -> bool:
 
 UNREADABLE = (ValueError, RecursionError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile)
 """What reading a file that is broken raises; the messages may quote it."""
+
+
+def too_large() -> str:
+    """Returns what a file holds whose reading raises MemoryError."""
+    return f"more than {MAX_RECORDS:,} bytes, unpacked, or than the memory holds"
 
 
 def read_records(path: Path) -> list[Any]:
@@ -163,6 +194,8 @@ def read_records(path: Path) -> list[Any]:
         raise
     except UNREADABLE:
         pass
+    except MemoryError:
+        fault = too_large()
     if records is None:
         # Raised out here: the fault behind it, which may quote a record, is in no chain.
         advice = f"`dpicl check {path}` shows its line to the owner."
