@@ -831,21 +831,27 @@ def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tup
     return settings_of(given, methods=methods)
 
 
+_NO_TOML = (ValueError, RecursionError, MemoryError)
+"""TOMLDecodeError, which is a ValueError, and what Python raises for a number of too many digits or deep nesting."""
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a public TOML file."""
+    content = read_plain(path, MAX_TEXT)
     try:
-        return tomllib.loads(read_plain(path, MAX_TEXT).decode("utf-8-sig"))
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: expected TOML text in UTF-8, found other bytes.") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: expected TOML, found a fault: {error}.") from error
+    except _NO_TOML as error:
+        found = str(error) or "a value too large to read"
+        raise ConfigurationError(f"{path}: expected TOML, found a fault: {found}.") from error
 
 
 def _value(text: str) -> Any:
     """Returns a value as TOML reads it; what is not TOML is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except _NO_TOML:
         return text
 
 

@@ -23,7 +23,7 @@ from langchain_dpicl import Budget, Decoding, DPVotingRunnable, LabelAnswers, Pr
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
-from langchain_dpicl.cli.inputs import settings_of
+from langchain_dpicl.cli.inputs import read_toml, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import Call, json_line, release
@@ -641,6 +641,7 @@ def comma_separated() -> bytes:
         ("voting", "epsilon=x"),
         ("voting", "epsilon=0"),
         ("voting", "epsilon=[1]"),
+        pytest.param("voting", f"max_queries={'9' * 5000}", id="a number of more digits than Python reads"),
     ],
 )
 def test_a_value_of_another_form_is_explained(method: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -649,6 +650,13 @@ def test_a_value_of_another_form_is_explained(method: str, key: str, capsys: pyt
     guessed += ["--set", "max_queries=10"] if method == "voting" else []
     assert main(["plan", "--method", method, *given, *guessed, "--set", key]) == 2
     assert f"{key.partition('=')[0]}: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000], ids=["digits", "nesting"])
+def test_settings_with_a_value_that_is_too_large_to_read_are_refused(value: str, tmp_path: Path) -> None:
+    (tmp_path / "task.toml").write_text(f"max_queries = {value}")
+    with pytest.raises(ConfigurationError, match=r"task.toml: expected TOML, found"):
+        read_toml(tmp_path / "task.toml")
 
 
 def generate(records: Path, out: Path | str, *more: str, model: str = "tests.engines:ENGINE") -> int:
