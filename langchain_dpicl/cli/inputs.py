@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, open_plain, read_plain
+from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, check_path, open_plain, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     OPTIONS,
@@ -131,7 +131,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
     """Whether two paths name one file, which need not exist yet."""
     if first.exists() and second.exists():
         return first.samefile(second)
-    return first.resolve() == second.resolve()
+    return check_path("path", first) == check_path("path", second)
 
 
 def open_records(path: Path) -> IO[str]:

@@ -776,6 +776,15 @@ class TestFormatsOfRecords:
 
 class TestTheTargetFile:
     @pytest.mark.usefixtures("nothing_is_spent")
+    @pytest.mark.parametrize("key", ["checkpoint", "budget.ledger", "guess.rehearsal"])
+    def test_is_compared_with_a_path_that_no_file_has(
+        self, key: str, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (config := tmp_path / "task.toml").write_text(f'{key} = "a\\u0000b"')
+        assert generate(records, tmp_path / "out.json", "--config", str(config)) == 2
+        assert "path: expected the path of a file, without zero characters" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("nothing_is_spent")
     @pytest.mark.parametrize(
         ("given", "said"),
         [
