@@ -27,6 +27,7 @@ from langchain_dpicl.reports.claims import json_digest
 Array: TypeAlias = NDArray[np.float32]
 
 _MAX_HEADER = 1 << 16
+_MAX_DIMENSIONS = 8
 _ALIGNED = 8
 _LITTLE_ENDIAN = np.dtype("<f4")
 
@@ -82,7 +83,7 @@ def _block(file: str, name: str, entry: Any) -> tuple[int, int, tuple[int, ...]]
     shape, place = _sizes(state.get("shape")), _sizes(state.get("data_offsets"))
     if state.get("dtype") != "F32" or shape is None or place is None or len(place) != 2:
         raise _odd(file, name)
-    if place[1] - place[0] != 4 * math.prod(shape):
+    if len(shape) > _MAX_DIMENSIONS or 0 in shape or place[1] - place[0] != 4 * math.prod(shape):
         raise _odd(file, name)
     return place[0], place[1], shape
 
