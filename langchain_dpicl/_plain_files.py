@@ -100,9 +100,12 @@ def check_target(name: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
     target = Path(path)
-    is_name = "\0" not in os.fsdecode(target)
-    folder = Path(os.path.realpath(target)).parent if is_name else target  # of what a link leads to
-    if not is_name or not folder.is_dir() or not os.access(folder, os.W_OK) or target.is_dir():
+    try:
+        folder = Path(os.path.realpath(target)).parent  # of what a link leads to
+        can_be_written = folder.is_dir() and os.access(folder, os.W_OK) and not target.is_dir()
+    except ValueError:  # a zero character, or a lone surrogate
+        can_be_written = False
+    if not can_be_written:
         raise ConfigurationError(
             f"{name}: expected a file in a folder that exists and can be written, found {_display_path(path)!r}."
         )

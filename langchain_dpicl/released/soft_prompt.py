@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._plain_files import MAX_ARRAYS, faults_of, read_plain
+from langchain_dpicl._plain_files import MAX_ARRAYS, check_path, faults_of, read_plain
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
@@ -120,7 +120,7 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> No
 
 def check_folder(path: str | os.PathLike[str], names: Collection[str]) -> Path:
     """Returns the path of a folder of exactly these files, with links followed; refuses what it must not replace."""
-    target = Path(os.path.realpath(path))
+    target = check_path("path", path)
     if not target.parent.is_dir():
         shown = os.fspath(path)
         raise ConfigurationError(f"expected a path in a folder that exists, found {shown!r}; create that folder first")
@@ -319,7 +319,7 @@ class SoftPrompt(Released):
             claims contradict its ledger's report.
           OSError: a file is missing or unreadable.
         """
-        folder = Path(path)
+        folder = check_path("path", path)
         state = cls._FORM.load(folder / OURS, most=_MAX_TEXT)
         peft_config = _parse_config(text_in(folder / PEFT_CONFIG, _MAX_TEXT))
         numbers = arrays_in(folder / PEFT_ARRAYS)
