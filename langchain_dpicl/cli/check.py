@@ -528,9 +528,13 @@ def _pure(fields: _Fields) -> Event:
     return PureEvent(check_positive("eps", fields["eps"]))
 
 
+_LEAST_RATE = 1e-300
+"""Below it quotients of a rate overflow."""
+
+
 def _sampled_event(base: Callable[[_Fields], Event]) -> Callable[[_Fields], Event]:
     def event(fields: _Fields) -> Event:
-        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=0.0, high=1.0, low_open=True))
+        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=_LEAST_RATE, high=1.0))
 
     return event
 
