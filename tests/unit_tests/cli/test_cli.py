@@ -969,6 +969,10 @@ class TestAnInterruptedRun:
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
         assert ReleasedDemonstrations.load(out) == released("a", "b")
+        for changed in (None, 5, {"text": "a"}):  # by hand
+            out.write_text(json.dumps({"examples": changed}))
+            with pytest.raises(ConfigurationError, match="--out: expected a list under 'examples', found"):
+                again(run)
         released("a", "a").save(out)
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
