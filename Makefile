@@ -287,11 +287,16 @@ lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of ev
 	.venv-docs/bin/python -m pip install $(PIP) --no-deps --group accessibility
 	touch $@
 
-.venv-release/.ready: $(STAMP)
+# What builds a release is from the lock, in an environment of its own: nothing that comes without hashes runs there.
+.venv-release/.ready: $(STAMP) tests/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv-release
 	.venv-release/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
 	.venv-release/bin/python -m pip install $(PIP) --group release
+	$(PYTHON) -m venv .venv-release/build
+	sed -n -E '/^(hatchling|packaging|pathspec|pluggy|tomlkit|trove-classifiers)==/,/[^\\]$$/p' tests/constraints.txt > .venv-release/build.txt
+	.venv-release/build/bin/python -m pip install $(LOCKED) .venv-release/build.txt
+	.venv-release/build/bin/python -m pip check
 	touch $@
 
 .venv-bench/.ready: $(STAMP)

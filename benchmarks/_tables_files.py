@@ -15,7 +15,7 @@ from pathlib import Path
 
 import bench_trec
 from _pate_task import Setting, setting
-from _voting_task import MOST_LABELS, WORDINGS, Task, Wording, load, plain, read_rows
+from _voting_task import MOST_LABELS, WORDINGS, Task, Wording, labelled_rows, load, plain, read_rows
 
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.tasks import FewShotTemplate
@@ -111,11 +111,7 @@ def data_file(path: Path, *, words: Mapping[str, str]) -> DataFile:
     """
     if not path.is_file():
         raise SystemExit(f"no data file at {path}: give one with --data FILE.jsonl.gz")
-    rows = [row for row in read_rows(path) if row.get("split") in {"train", "test"}]
-    if not rows or not all("label" in row or "label_name" in row for row in rows):
-        raise SystemExit(
-            f"{path.name}: expected rows of train and test with label (or label_name), found none or others"
-        )
+    rows = labelled_rows(path)
     answers = {
         split: Counter(plain(row)["label"] for row in rows if row["split"] == split) for split in ("train", "test")
     }

@@ -136,9 +136,7 @@ def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str,
     Which records stand in for the private data, and which questions are asked, is drawn with a public `seed`; nothing
     that protects anybody is.
     """
-    rows = [row for row in read_rows(path) if row.get("split") in {"train", "test"}]
-    if not all("label_name" in row or "label" in row for row in rows):
-        raise SystemExit(f"{path.name}: expected label_name (or label) in every row of train and test")
+    rows = labelled_rows(path)
     train, test = ([plain(row) for row in rows if row["split"] == split] for split in ("train", "test"))
     labels = tuple(sorted({row["label"] for row in train}))
     if not train or not test or not 2 <= len(labels) <= MOST_LABELS:
@@ -158,6 +156,16 @@ def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str,
         wording=_task_wording(wording, shown),
         texts=tuple((f" {shown[label]}",) for label in labels),
     )
+
+
+def labelled_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of train and test, each with a label; see `read_rows`."""
+    rows = [row for row in read_rows(path) if row.get("split") in {"train", "test"}]
+    if not rows or not all("label_name" in row or "label" in row for row in rows):
+        raise SystemExit(
+            f"{path.name}: expected rows of train and test with label (or label_name), found none or others"
+        )
+    return rows
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

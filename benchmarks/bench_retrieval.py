@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _voting_task import read_rows
+from _voting_task import labelled_rows
 
 from langchain_dpicl import (
     DPRetrievalVotingRunnable,
@@ -54,7 +54,7 @@ class Task:
 
 def load(path: Path, *, size: int, queries: int, min_share: float) -> Task:
     """Reads the data, evenly thinned to `size` records and `queries` questions; rare labels are dropped in public."""
-    rows = read_rows(path)
+    rows = labelled_rows(path)
     named = [
         {"text": row["text"], "label_name": str(row["label_name"] if "label_name" in row else row["label"])}
         for row in rows

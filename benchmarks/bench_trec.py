@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _voting_task import read_rows
+from _voting_task import labelled_rows
 from langchain_core.prompts import PromptTemplate
 from tqdm import tqdm
 
@@ -59,7 +59,7 @@ class Task:
 
 def load(path: Path, *, min_size: int, queries: int, words: dict[str, str]) -> Task:
     """Reads the data; sizes per label are declared as public, labels are shown as `words` where given."""
-    rows = read_rows(path)
+    rows = labelled_rows(path)
     names = [str(row["label_name"] if "label_name" in row else row["label"]) for row in rows]
     named = [
         {"text": row["text"], "label_name": words.get(name, name), "split": row["split"]}

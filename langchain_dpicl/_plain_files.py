@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ MAX_TEXT = 1 << 28
 """Largest size of a JSON file, in bytes."""
 MAX_ARRAYS = 1 << 30
 """Largest size of a file of vectors, in bytes."""
+MAX_RECORDS = 1 << 32
+"""Largest size of a file of records, in bytes, also of what it unpacks to."""
 
 # O_NONBLOCK: a FIFO without a writer does not block. O_NOCTTY: a terminal does not become the controlling one.
 # Some systems lack some of these flags.
@@ -25,12 +28,28 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK,
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Returns the content of a plain file, or of a link to one.
+    """Returns the content of a plain file, or of a link to one; see `open_plain`.
+
+    Formal guarantees:
+      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or reports no size.
+    """
+    with os.fdopen(open_plain(path, most), "rb") as file:
+        data = bytearray()
+        while len(data) <= most:
+            chunk = os.read(file.fileno(), min(_CHUNK, most + 1 - len(data)))
+            if not chunk:
+                return bytes(data)
+            data += chunk
+    raise _too_large(path, most)
+
+
+def open_plain(path: str | os.PathLike[str], most: int) -> int:
+    """Returns a descriptor, which the caller closes, of a plain file, or of a link to one.
 
     Formal guarantees:
       - Kind and size are read from the open descriptor, so the checked file is the one that is read.
-      - Only a plain file is read; a folder, a device, a FIFO or a socket is refused without blocking.
-      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or reports no size.
+      - Only a plain file is opened; a folder, a device, a FIFO or a socket is refused without blocking.
+      - A file that reports more than `most` bytes is refused; it may grow, or report less than it holds.
     """
     try:
         number = os.open(path, _FLAGS)
@@ -43,19 +62,14 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
         if error.errno not in {errno.ENXIO, errno.ENODEV, errno.EISDIR}:
             raise
         raise _no_file(path, "something that cannot be opened as one") from None
-    try:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode):
-            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device"))
-        data = bytearray()
-        while status.st_size <= most and len(data) <= most:
-            chunk = os.read(number, min(_CHUNK, most + 1 - len(data)))
-            if not chunk:
-                return bytes(data)
-            data += chunk
-    finally:
-        os.close(number)
-    raise ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
+    status = os.fstat(number)
+    is_plain = stat.S_ISREG(status.st_mode)
+    if is_plain and status.st_size <= most:
+        return number
+    os.close(number)
+    if is_plain:
+        raise _too_large(path, most)
+    raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device"))
 
 
 def _no_path(start: str) -> ConfigurationError:
@@ -86,9 +100,12 @@ def check_target(name: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
     target = Path(path)
-    is_name = "\0" not in os.fsdecode(target)
-    folder = Path(os.path.realpath(target)).parent if is_name else target  # of what a link leads to
-    if not is_name or not folder.is_dir() or not os.access(folder, os.W_OK) or target.is_dir():
+    try:
+        folder = Path(os.path.realpath(target)).parent  # of what a link leads to
+        can_be_written = folder.is_dir() and os.access(folder, os.W_OK) and not target.is_dir()
+    except ValueError:  # a zero character, or a lone surrogate
+        can_be_written = False
+    if not can_be_written:
         raise ConfigurationError(
             f"{name}: expected a file in a folder that exists and can be written, found {_display_path(path)!r}."
         )
@@ -97,6 +114,10 @@ def check_target(name: str, path: Any) -> Path:
 
 def _no_file(path: str | os.PathLike[str], actual: str) -> ConfigurationError:
     return ConfigurationError(f"{_display_path(path)}: expected a plain file, found {actual}. Give the file itself.")
+
+
+def _too_large(path: str | os.PathLike[str], most: int) -> ConfigurationError:
+    return ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
 
 
 def _display_path(path: str | os.PathLike[str]) -> str:
@@ -122,15 +143,22 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
     if is_other or os.path.realpath(target.parent) == "/dev":
         raise _no_file(path, "a device or a pipe")
     try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
+        with faults_of(path):
+            with part.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def faults_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises an OSError of what is inside with the name that the caller gave, not that of the part."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:  # one that says all in its words, of a file system in Python
             raise
-        # With the name that the caller gave, not that of the part.
         raise OSError(error.errno, error.strerror, _display_path(path)) from None
-    finally:
-        part.unlink(missing_ok=True)

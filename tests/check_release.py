@@ -2,8 +2,8 @@
 
     python tests/check_release.py --out out/release [--tag v0.1.0]
 
-It needs hatchling, twine and cyclonedx-bom (the dependency group `release`), and a working tree without changes. What is
-built is the commit: once as it stands, once in a folder of another name, length, age and rights, with other settings of
+It needs twine and cyclonedx-bom (the dependency group `release`), hatchling of the lock in an environment of its own, as
+`make release-check` makes them, and a working tree without changes. What is built is the commit: once as it stands, once in a folder of another name, length, age and rights, with other settings of
 time zone, language and hashes. The wheel is built from the source archive. Then the metadata is checked as the index
 checks it, and the wheel is installed into an empty environment, of which the bill of materials is made.
 """
@@ -28,6 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "tests" / "constraints.txt"
+BUILDER = Path(sys.prefix) / "build" / "bin" / "python"
+"""The Python that builds; its packages are from the lock, by their hashes."""
 ELSEWHERE = {"TZ": "Asia/Kathmandu", "LC_ALL": "C", "PYTHONHASHSEED": "7", "HOME": "/nonexistent"}
 """Of the second build."""
 
@@ -93,7 +95,7 @@ def _disguise(folder: Path) -> None:
         os.utime(path, (1_000_000_000 + number, 1_000_000_000 + number))
 
 
-def build(folder: Path, out: Path, env: Mapping[str, str], python: str = sys.executable) -> None:
+def build(folder: Path, out: Path, env: Mapping[str, str], python: str | Path = sys.executable) -> None:
     """Builds the source archive, and from it the wheel."""
     settings = {"SOURCE_DATE_EPOCH": run("git", "log", "-1", "--format=%ct").strip(), **env}
     hatch = (python, "-m", "hatchling", "build", "-d", out, "-t")
@@ -171,7 +173,7 @@ def main() -> int:
         work = Path(folder)
         dists = [work / "dist", work / "dist-again"]
         for dist, (source, env) in zip(dists, copies(work), strict=True):
-            build(source, dist, env)
+            build(source, dist, env, BUILDER)
         if found := differing(*dists):
             sys.exit(f"expected two builds of one commit to be the same, found others of {', '.join(found)}")
         files = sorted(dists[0].iterdir())

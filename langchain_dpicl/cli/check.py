@@ -27,6 +27,7 @@ from langchain_dpicl.cli.inputs import (
     open_records,
     read_json,
     read_settings,
+    too_large,
 )
 from langchain_dpicl.cli.ledger import DONE, WRONG, CommandOutput, opened_store, write_new
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
@@ -167,6 +168,8 @@ def _read(path: Path, text_key: str) -> _Found:
     except UNREADABLE as error:
         kind = f"({type(error).__name__}): neither UTF-8 nor whole rows"
         fault = _NO_CSV if isinstance(error, csv.Error) else f"nothing is readable from here on {kind}"
+    except MemoryError:
+        fault = too_large()
     if fault:
         found.broken[fault].append(number + 1)
     return found
@@ -525,9 +528,13 @@ def _pure(fields: _Fields) -> Event:
     return PureEvent(check_positive("eps", fields["eps"]))
 
 
+_LEAST_RATE = 1e-300
+"""Below it quotients of a rate overflow."""
+
+
 def _sampled_event(base: Callable[[_Fields], Event]) -> Callable[[_Fields], Event]:
     def event(fields: _Fields) -> Event:
-        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=0.0, high=1.0, low_open=True))
+        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=_LEAST_RATE, high=1.0))
 
     return event
 

@@ -8,7 +8,9 @@ import dataclasses
 import gzip
 import importlib
 import inspect
+import io
 import json
+import os
 import re
 import secrets
 import sys
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, check_path, open_plain, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     OPTIONS,
@@ -75,6 +77,7 @@ PROVIDERS = frozenset(
     ]
 )
 """Providers of LangChain's `init_chat_model` and `init_embeddings`; any other model is named as module:attribute."""
+_CHUNK = 1 << 16
 _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
@@ -104,13 +107,18 @@ def check_out(out: Path, *others: str | Path | None) -> None:
         )
     if not out.parent.is_dir():
         raise ConfigurationError(f"--out: expected a file in a folder that exists, found {out}. Make the folder first.")
+    check_writable(out)
+
+
+def check_writable(out: Path) -> None:
+    """Refuses a place of a file or a folder that cannot be written, by writing beside it now."""
     probe = out.with_name(f".{out.name}.{secrets.token_hex(8)}.part")
     try:
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
         raise ConfigurationError(
-            f"--out: expected a file that can be written, found {out} ({error.strerror})."
+            f"--out: expected a place that can be written, found {out} ({error.strerror})."
         ) from error
 
 
@@ -123,17 +131,40 @@ def _is_same_file(first: Path, second: Path) -> bool:
     """Whether two paths name one file, which need not exist yet."""
     if first.exists() and second.exists():
         return first.samefile(second)
-    return first.resolve() == second.resolve()
+    return check_path("path", first) == check_path("path", second)
 
 
 def open_records(path: Path) -> IO[str]:
-    """Opens a file of records; one line of text each, or one row."""
+    """Opens a plain file of records; one line or row each. Reading more than `MAX_RECORDS` raises MemoryError."""
     if not path.name.lower().endswith(_FORMATS):
         raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
-    opener: Any = gzip.open if path.name.lower().endswith(".gz") else open
+    packed = os.fdopen(open_plain(path, MAX_RECORDS), "rb")
+    whole: Any = gzip.GzipFile(fileobj=packed) if path.name.lower().endswith(".gz") else packed
+    bounded = io.BufferedReader(_Bounded(whole, packed, MAX_RECORDS), _CHUNK)
     # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
-    file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline="")
-    return file
+    return io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="")
+
+
+class _Bounded(io.RawIOBase):
+    """Reads what a file unpacks to, up to a number of bytes."""
+
+    def __init__(self, whole: IO[bytes], packed: IO[bytes], most: int) -> None:
+        self._whole, self._packed, self._left = whole, packed, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._whole.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise MemoryError  # as where the memory is full: there is more than is held
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._packed.close()
+        super().close()
 
 
 def is_csv(path: Path) -> bool:
@@ -143,6 +174,11 @@ def is_csv(path: Path) -> bool:
 
 UNREADABLE = (ValueError, RecursionError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile)
 """What reading a file that is broken raises; the messages may quote it."""
+
+
+def too_large() -> str:
+    """Returns what a file holds whose reading raises MemoryError."""
+    return f"more than {MAX_RECORDS:,} bytes, unpacked, or than the memory holds"
 
 
 def read_records(path: Path) -> list[Any]:
@@ -158,6 +194,8 @@ def read_records(path: Path) -> list[Any]:
         raise
     except UNREADABLE:
         pass
+    except MemoryError:
+        fault = too_large()
     if records is None:
         # Raised out here: the fault behind it, which may quote a record, is in no chain.
         advice = f"`dpicl check {path}` shows its line to the owner."
@@ -793,21 +831,27 @@ def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tup
     return settings_of(given, methods=methods)
 
 
+_NO_TOML = (ValueError, RecursionError, MemoryError)
+"""TOMLDecodeError, which is a ValueError, and what Python raises for a number of too many digits or deep nesting."""
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a public TOML file."""
+    content = read_plain(path, MAX_TEXT)
     try:
-        return tomllib.loads(read_plain(path, MAX_TEXT).decode("utf-8-sig"))
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: expected TOML text in UTF-8, found other bytes.") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: expected TOML, found a fault: {error}.") from error
+    except _NO_TOML as error:
+        found = str(error) or "a value too large to read"
+        raise ConfigurationError(f"{path}: expected TOML, found a fault: {found}.") from error
 
 
 def _value(text: str) -> Any:
     """Returns a value as TOML reads it; what is not TOML is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except _NO_TOML:
         return text
 
 

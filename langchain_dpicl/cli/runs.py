@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl.cli.inputs import (
     Model,
     Settings,
+    check_writable,
     load_embeddings,
     load_model,
     private_examples,
@@ -227,10 +228,13 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         raise fail("training", "a table with expected_batch_size, and epochs or steps", None, advice)
     if arguments.dry_run:
         return dry_run(call)
+    from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG, check_folder
+
     out, records = needed_out(arguments), records_of(settings)
-    if not out.parent.is_dir() or (out.exists() and not (out / "soft_prompt.json").is_file()):
+    if not out.parent.is_dir() or (out.exists() and not (out / OURS).is_file()):
         raise ConfigurationError(f"--out: expected a folder, new or of an earlier run, in one that exists: {out}.")
-    check_kept(out / "soft_prompt.json", arguments, settings)
+    check_kept(out / OURS, arguments, settings)
+    check_writable(check_folder(out, {OURS, PEFT_CONFIG, PEFT_ARRAYS}))
     if arguments.validation is not None:
         if arguments.validation.exists() and records.exists() and arguments.validation.samefile(records):
             raise ConfigurationError(f"--validation: expected a PUBLIC file, found the records, {records}.")

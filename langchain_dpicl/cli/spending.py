@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import dataclasses
 import json
 import sys
@@ -142,7 +143,11 @@ def check_newest(released: Any, out: Path, method: str) -> None:
 
 def _paid_for(state: dict[str, Any], names: Sequence[str]) -> Counter[str]:
     """Counts what was released: two texts may be equal. Inputs that wait, or came with a label, cost nothing."""
-    items = [item for name in names for item in state.get(name, ())]
+    parts = {name: state.get(name, []) for name in names}
+    if wrong := [name for name, part in parts.items() if not isinstance(part, list)]:
+        advice = "It was changed by hand: name another file, or move that one away."
+        raise fail("--out", f"a list under {wrong[0]!r}", type(parts[wrong[0]]).__name__, advice)
+    items = [item for part in parts.values() for item in part]
     free = [isinstance(item, dict) and item.get("status") in {"waiting", "public"} for item in items]
     return Counter(json.dumps(item, sort_keys=True) for item, is_free in zip(items, free, strict=True) if not is_free)
 
@@ -317,8 +322,18 @@ def save_or_print(released: Any, out: Path, *, say: Say) -> None:
     try:
         released.save(out)
     except (OSError, ConfigurationError):
-        say(released.to_json())
+        say(_whole_text(released))
         raise
+
+
+def _whole_text(released: Any) -> str:
+    """Returns all of a release as JSON; that of a prompt has digests in place of its numbers."""
+    from langchain_dpicl.released.soft_prompt import SoftPrompt
+
+    if not isinstance(released, SoftPrompt):
+        return str(released.to_json())
+    files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
+    return json.dumps({"files_in_base64": files})
 
 
 def json_line(value: dict[str, Any]) -> str:

@@ -198,7 +198,7 @@ def _check_added_to(out: Path) -> None:
     line = ""
     if out.exists():
         with out.open(encoding="utf-8", errors="replace") as file:
-            line = file.readline().strip()
+            line = file.readline(MAX_TEXT).strip()
     try:
         is_other = bool(line) and "query" not in json.loads(line)
     except (ValueError, TypeError, RecursionError):

@@ -30,6 +30,7 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.registry import (
     MECHANISMS,
@@ -242,7 +243,7 @@ def plan_labelling(
     check_adjacency(adjacency)
     check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
-    check_int("max_queries", max_queries, low=1)
+    check_int("max_queries", max_queries, low=1, high=MAX_COUNT)
     check_int("width", width, low=len(constants) + 1)
     check_name("partition", partition)
     check_choice("teachers", teachers, TEACHERS)

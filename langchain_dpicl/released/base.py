@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import html_table
+from langchain_dpicl.privacy._validate import check_real
 from langchain_dpicl.privacy.accounting.events import canonical_json
 
 if TYPE_CHECKING:  # loaded when something is verified
@@ -167,7 +168,7 @@ class Released(ABC):
     @property
     def delta(self) -> float:
         """The reported delta; 0 if the report names none."""
-        return float(self.report.get("delta", 0.0))
+        return delta_of(self.report)
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -184,6 +185,7 @@ class Released(ABC):
             object.__setattr__(self, name, plain_json(name, getattr(self, name)))
         if self.report or not self._MAY_BE_FREE:
             epsilon_of(self.report)
+            delta_of(self.report)
 
     def verify(self) -> VerifiedReport:
         """Recomputes the price, and compares the value with what its report charges; see `verify_report`."""
@@ -248,6 +250,11 @@ def epsilon_of(report: Mapping[str, Any]) -> float:
     raise ConfigurationError(
         f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(epsilon).__name__}.'
     )
+
+
+def delta_of(report: Mapping[str, Any]) -> float:
+    """Returns a report's delta as a float, 0 if it names none; refuses anything but a number in [0, 1]."""
+    return check_real("report['delta']", report.get("delta", 0.0), low=0.0, high=1.0)
 
 
 def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, float]]) -> str:

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._plain_files import MAX_ARRAYS, read_plain
+from langchain_dpicl._plain_files import MAX_ARRAYS, check_path, faults_of, read_plain
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
@@ -27,6 +27,7 @@ from langchain_dpicl.reports.claims import json_digest
 Array: TypeAlias = NDArray[np.float32]
 
 _MAX_HEADER = 1 << 16
+_MAX_DIMENSIONS = 8
 _ALIGNED = 8
 _LITTLE_ENDIAN = np.dtype("<f4")
 
@@ -82,7 +83,7 @@ def _block(file: str, name: str, entry: Any) -> tuple[int, int, tuple[int, ...]]
     shape, place = _sizes(state.get("shape")), _sizes(state.get("data_offsets"))
     if state.get("dtype") != "F32" or shape is None or place is None or len(place) != 2:
         raise _odd(file, name)
-    if place[1] - place[0] != 4 * math.prod(shape):
+    if len(shape) > _MAX_DIMENSIONS or 0 in shape or place[1] - place[0] != 4 * math.prod(shape):
         raise _odd(file, name)
     return place[0], place[1], shape
 
@@ -98,21 +99,18 @@ def _odd(file: str, name: str) -> ConfigurationError:
 
 def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
     """Writes a folder of exactly these files; a reader sees the old folder, the whole new one, or briefly none."""
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        shown = os.fspath(path)
-        raise ConfigurationError(f"expected a path in a folder that exists, found {shown!r}; create that folder first")
-    _check_replaceable(target, files)
+    target = check_folder(path, files)
     mark = secrets.token_hex(8)
     part, old = target.with_name(f".{target.name}.{mark}.part"), target.with_name(f".{target.name}.{mark}.old")
-    part.mkdir()
     try:
-        for name, content in files.items():
-            with (part / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        _swap(part, target, old)
+        with faults_of(path):
+            part.mkdir()
+            for name, content in files.items():
+                with (part / name).open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            _swap(part, target, old)
     finally:
         shutil.rmtree(part, ignore_errors=True)
         # The old folder is deleted only if a complete one is in place.
@@ -120,15 +118,21 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> No
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_replaceable(target: Path, files: Mapping[str, bytes]) -> None:
+def check_folder(path: str | os.PathLike[str], names: Collection[str]) -> Path:
+    """Returns the path of a folder of exactly these files, with links followed; refuses what it must not replace."""
+    target = check_path("path", path)
+    if not target.parent.is_dir():
+        shown = os.fspath(path)
+        raise ConfigurationError(f"expected a path in a folder that exists, found {shown!r}; create that folder first")
     if not target.exists():
-        return
+        return target
     if not target.is_dir():
         raise ConfigurationError(f"expected a folder to write to, found the file {target.name!r}; give another path")
-    if strange := sorted({one.name for one in target.iterdir()} - set(files)):
+    if strange := sorted({one.name for one in target.iterdir()} - set(names)):
         raise ConfigurationError(
-            f"expected a new folder, or one of {sorted(files)} to replace, found {strange[:5]} in it; give another path"
+            f"expected a new folder, or one of {sorted(names)} to replace, found {strange[:5]} in it; give another path"
         )
+    return target
 
 
 def _swap(part: Path, target: Path, old: Path) -> None:
@@ -290,10 +294,14 @@ class SoftPrompt(Released):
             written.
           OSError: it cannot be written; what was at `path` is then still there.
         """
-        write_folder(path, {**self.files_of_peft(), OURS: self.to_json().encode("ascii")})
+        write_folder(path, self.files())
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the files that `save` writes, whole, by name."""
+        return {**self.files_of_peft(), OURS: self.to_json().encode("ascii")}
 
     def files_of_peft(self) -> dict[str, bytes]:
-        """Returns the files that `save` writes for PEFT, whole, by name."""
+        """Returns those of them that PEFT reads."""
         return {
             PEFT_CONFIG: (json.dumps(self.peft_config, indent=2, sort_keys=True) + "\n").encode("ascii"),
             PEFT_ARRAYS: array_bytes(self._numbers),
@@ -311,7 +319,7 @@ class SoftPrompt(Released):
             claims contradict its ledger's report.
           OSError: a file is missing or unreadable.
         """
-        folder = Path(path)
+        folder = check_path("path", path)
         state = cls._FORM.load(folder / OURS, most=_MAX_TEXT)
         peft_config = _parse_config(text_in(folder / PEFT_CONFIG, _MAX_TEXT))
         numbers = arrays_in(folder / PEFT_ARRAYS)

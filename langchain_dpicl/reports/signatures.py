@@ -255,7 +255,7 @@ def _public_key(path: FileName) -> Ed25519PublicKey:
 
 def _loaded(path: FileName, *readers: Any) -> object:
     """Returns what the first reader that can read the file makes of it; None where none can."""
-    if b"-----BEGIN" in os.fsencode(path):
+    if "-----BEGIN" in str(path):
         raise fail("key", "the path of the file of a key", "the text of a key", "Keep it in a file.")
     data = read_plain(path, _MOST_OF_KEY)
     for read in readers:

@@ -36,6 +36,7 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name, shown_release
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, ProbabilitySum, VoteSum
@@ -271,7 +272,7 @@ def plan_queries(
     check_adjacency(adjacency)
     check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
-    check_int("max_queries", max_queries, low=1)
+    check_int("max_queries", max_queries, low=1, high=MAX_COUNT)
     check_int("width", width, low=len(constants) + 1)
     check_name("partition", partition)
     shape = with_redraw(check_design(design or declared_design(RowHint(), public_size), adjacency))

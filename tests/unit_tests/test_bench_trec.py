@@ -17,11 +17,16 @@ ROWS = [
     for place in range(5)
     for word in ("card", "boat")
 ]
+LOADERS: dict[str, dict[str, Any]] = {
+    "bench_trec": {"min_size": 1, "words": {}},
+    "bench_mechanisms": {"min_size": 1, "words": {}},
+    "bench_retrieval": {"size": 100, "min_share": 0.0},
+}
 
 
 @pytest.mark.parametrize("is_gzipped", [True, False])
 @pytest.mark.parametrize("named", ["label_name", "label", "both"])
-@pytest.mark.parametrize("module", ["bench_trec", "bench_mechanisms", "bench_retrieval"])
+@pytest.mark.parametrize("module", LOADERS)
 def test_rows_are_read(
     module: str, named: str, is_gzipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,21 +38,28 @@ def test_rows_are_read(
         for row in ROWS:
             shown = {"text": row["text"], "split": row["split"], **dict.fromkeys(names, row["label_name"])}
             file.write(json.dumps(shown) + "\n")
-    given: dict[str, Any] = (
-        {"size": 100, "min_share": 0.0} if module == "bench_retrieval" else {"min_size": 1, "words": {}}
-    )
-    task = load(path, queries=4, **given)
+    task = load(path, queries=4, **LOADERS[module])
     assert task.labels == ("boat", "card")
     assert (len(task.train), len(task.test)) == (6, 4)
 
 
-def test_what_is_no_data_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"label": "x"}, "data.jsonl: line 1: expected a JSON object with text"),
+        ({"text": "a", "split": "train"}, "data.jsonl: expected rows of train and test with label"),
+        ({"text": "a", "label": "x"}, "data.jsonl: expected rows of train and test with label"),
+    ],
+)
+@pytest.mark.parametrize("module", LOADERS)
+def test_what_is_no_data_is_told_in_one_line(
+    module: str, line: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from bench_trec import load
-
-    (tmp_path / "data.jsonl").write_text('{"label": "x"}\n')
-    with pytest.raises(SystemExit, match="line 1: expected a JSON object with text"):
-        load(tmp_path / "data.jsonl", min_size=1, queries=4, words={})
+    load: Any = pytest.importorskip(module).load
+    (tmp_path / "data.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(SystemExit, match=said):
+        load(tmp_path / "data.jsonl", queries=4, **LOADERS[module])
 
 
 @pytest.mark.parametrize("rows", [Rows(slots=80), Rows(units=40)])

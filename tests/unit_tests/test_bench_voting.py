@@ -115,7 +115,7 @@ class TestReading:
             read = load(written(tmp_path / "moves.jsonl", rows), cap=9, questions=9, seed=0, words={})
             assert read.labels == labels
         bare = [*ROWS, {"text": "up", "split": "test"}]
-        with pytest.raises(SystemExit, match=r"moves\.jsonl: expected label_name"):
+        with pytest.raises(SystemExit, match=r"moves\.jsonl: expected rows of train and test with label"):
             load(written(tmp_path / "moves.jsonl", bare), cap=9, questions=9, seed=0, words={})
 
     @pytest.mark.parametrize(

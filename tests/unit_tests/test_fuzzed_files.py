@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import os
@@ -37,7 +38,8 @@ from langchain_dpicl import (
     verify_report,
 )
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.cli.inputs import read_json
+from langchain_dpicl.cli.inputs import METHODS, read_json, read_toml, settings_of
+from langchain_dpicl.cli.spending import check_target
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy import accounting
@@ -46,6 +48,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.rehearsal import GenerationRehearsal, Rehearsal, rehearse, rehearse_generation
 from langchain_dpicl.released.base import parse_json, plain_json
+from langchain_dpicl.released.soft_prompt import ARRAY
 from langchain_dpicl.reports import claims as _claims
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
 from langchain_dpicl.runs.release_run import RunJournal
@@ -66,6 +69,28 @@ OTHERS: tuple[Any, ...] = (
     *("../..", "{0.__class__}", [], {}, [[]], [None], ["a"] * 500, {"lc": 1, "type": "secret", "id": ["HOME"]}),
 )
 SPELLED = ("NaN", "-Infinity", "1e400", "9" * 5000, "[" * 50_000 + "]" * 50_000, '{"a":' * 2000 + "1" + "}" * 2000)
+
+SPELLED_IN_TOML = ("inf", "0x" + "f" * 6000, "2026-01-02", "true", "[1, 2]", "{a = 1}", '"a\\u0000b"', "''", '"../x"')
+SETTINGS = b"""\
+method = "generation"
+epsilon = 2.0
+max_tokens = 3
+checkpoint = "kept"
+component = "c"
+noise = "gaussian"
+
+[data]
+file = "records.jsonl"
+public_size = 100
+labels = ["a", "b"]
+
+[budget]
+delta = 1e-6
+ledger = "ledger.db"
+
+[rows]
+slots = 3
+"""
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,42 @@ def changed_bytes(content: bytes, coins: random.Random) -> bytes:
         content + coins.randbytes(coins.randrange(1, 40)),
         coins.choice([b"\xef\xbb\xbf" + content, content.decode("latin-1").encode("utf-16"), coins.randbytes(200)]),
     )[way - 3]
+
+
+def changed_toml(content: bytes, coins: random.Random) -> bytes:
+    """The settings with one value spelled otherwise, or with a line doubled or taken away."""
+    lines = content.decode().splitlines()
+    place = coins.randrange(len(lines))
+    key, sign, _ = lines[place].partition(" = ")
+    if sign and coins.random() < 0.8:
+        lines[place] = f"{key} = {coins.choice(SPELLED + SPELLED_IN_TOML)}"
+    else:
+        lines[place : place + 1] = lines[place : place + 1] * coins.choice([0, 2])
+    return "\n".join(lines).encode()
+
+
+def changed_header(content: bytes, coins: random.Random) -> bytes:
+    """The safetensors file with other JSON in its header, or with an array of another shape."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    text, name = content[8:end], ARRAY
+    if coins.random() < 0.5:
+        header = json.loads(text)
+        shape = header[name]["shape"]
+        empty = {"dtype": "F32", "shape": [0, 2**30, 2**30, 2**30], "data_offsets": [0, 0]}
+        shapes = [{name: {**header[name], "shape": one}} for one in ([1] * 100 + shape, shape[::-1], [*shape, 1])]
+        text = json.dumps({**header, **coins.choice([{"more": empty}, *shapes])}).encode()
+    else:
+        text = changed_json(text, coins, is_sealed=False)
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def changed_form(name: str, content: bytes, coins: random.Random, *, is_sealed: bool) -> bytes | None:
+    """The content changed as what it says; None where it is neither JSON nor TOML, nor begins with JSON."""
+    if name.endswith(".toml"):
+        return changed_toml(content, coins)
+    if name.endswith(".safetensors"):
+        return changed_header(content, coins)
+    return changed_json(content, coins, is_sealed=is_sealed) if is_json(content) else None
 
 
 def is_json(content: bytes) -> bool:
@@ -308,6 +369,18 @@ def reported(folder: Path) -> dict[str, Target]:
     }
 
 
+def declared(folder: Path) -> dict[str, Target]:
+    """The settings of a command, and the paths in them."""
+
+    def read(place: Path) -> dict[str, Any]:
+        given = read_toml(place / "settings.toml")
+        found = settings_of(given, methods=tuple(METHODS))
+        check_target(argparse.Namespace(out=folder / "out.json"), found)
+        return given
+
+    return {"settings": Target({"settings.toml": SETTINGS}, read, is_bound=False)}
+
+
 def databases(folder: Path) -> dict[str, Target]:
     """Files of SQLite; a number that was flipped in one is not known, so kinds of errors alone are of interest."""
     memo, key = SQLiteMemo(folder / "memo"), MemoKey("s" * 64, "t" * 64, "q" * 64)
@@ -362,7 +435,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Targ
     with pytest.MonkeyPatch.context() as patch:
         made = released()
         patch.setattr(accounting, "epsilon_bound", free_price)
-        others = (trained, gone_on_with, reported, databases, rehearsed)
+        others = (trained, gone_on_with, reported, declared, databases, rehearsed)
         yield {**made, **{name: target for make in others for name, target in make(folder).items()}}
 
 
@@ -385,8 +458,9 @@ def play(target: Target, right: Any, folder: Path, coins: random.Random) -> str:
     """Reads a changed file; returns what came of it, or fails."""
     name = coins.choice(sorted(target.files))
     content, is_sealed = target.files[name], coins.random() < 0.5
-    as_json = is_json(content) and coins.random() < 0.65
-    changed = changed_json(content, coins, is_sealed=is_sealed) if as_json else changed_bytes(content, coins)
+    changed = changed_form(name, content, coins, is_sealed=is_sealed) if coins.random() < 0.65 else None
+    as_json = changed is not None
+    changed = changed_bytes(content, coins) if changed is None else changed
     try:
         found = target.read(written(folder, {**target.files, name: changed}))
     except DPICLError:

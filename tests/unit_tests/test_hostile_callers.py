@@ -178,3 +178,8 @@ def test_too_many_queries_are_told_how_many_are_possible() -> None:
     assert "gap" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="max_queries: expected an integer"):
         voting(max_queries=1e9)
+    for noise in (None, "gumbel"):
+        with pytest.raises(
+            ConfigurationError, match="max_queries: expected an integer >= 1 and <= 1000000000000, found"
+        ):
+            voting(max_queries=2**63 - 1, noise=noise)

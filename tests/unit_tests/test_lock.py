@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests import check_release
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = (ROOT / "tests" / "constraints.txt").read_text()
@@ -69,6 +73,24 @@ def test_every_extra_brings_something_that_the_package_imports() -> None:
     for name, needed in extras.items():
         modules = [re.split(r"[\[<>=~! ;]", one)[0].replace("-", "_") for one in needed]
         assert name == "all" or any(re.search(rf"\b{module}\b", code) for module in modules), name
+
+
+def test_a_release_is_built_by_what_is_locked_alone() -> None:
+    [rule] = re.findall(r"^\.venv-release/\.ready:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    [names] = re.findall(r"'/\^\(([a-z|-]+)\)==/,", rule)
+    needed = [
+        one for one in map(Requirement, metadata.requires("hatchling") or ()) if not one.marker or one.marker.evaluate()
+    ]
+    assert {canonicalize_name(name) for name in names.split("|")} == {
+        "hatchling",
+        *(canonicalize_name(one.name) for one in needed),
+    }
+    assert set(names.split("|")) <= {pin.name for pin in PINS}
+    assert re.search(r"\.venv-release/build/bin/python -m pip install \$\(LOCKED\)", rule)
+    assert rule.count(".venv-release/build/bin/python -m pip install") == 1
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["release"]
+    assert "hatchling" not in {Requirement(one).name for one in release}
+    assert Path(sys.prefix) / "build" / "bin" / "python" == check_release.BUILDER
 
 
 def test_torch_is_held_at_one_version_that_pyproject_allows() -> None:

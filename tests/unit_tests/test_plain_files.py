@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ import pytest
 from langchain_dpicl import LabelledPool, ReleasedCounts, ReleasedDemonstrations, SoftPrompt, SyntheticDocuments
 from langchain_dpicl import _plain_files as plain_files
 from langchain_dpicl._plain_files import check_target, read_plain
-from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.cli.spending import public_lines
+from langchain_dpicl.cli import inputs
+from langchain_dpicl.cli.check import _read
+from langchain_dpicl.cli.inputs import read_json, read_records
+from langchain_dpicl.cli.spending import public_items, public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.base import write_whole
@@ -28,6 +32,7 @@ from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
 from tests.gradient_doubles import LogisticEngine
 
+CANARY = "canary-3d81"
 BASELINE = {"private": False, "epsilon": "infinity"}
 
 
@@ -50,6 +55,13 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "a socket": _socket,
     "a sparse file of 8 GiB": lambda path: (path.touch(), os.truncate(path, 8 << 30)),
 }
+
+
+def named(reader: Callable[[Path], Any], name: str) -> Callable[[Path], Any]:
+    """A reader that goes by the name of the file."""
+    return lambda path: reader(path.rename(path.with_name(name)))
+
+
 READERS: dict[str, Callable[[Path], Any]] = {
     "demonstrations": ReleasedDemonstrations.load,
     "pool": LabelledPool.load,
@@ -59,6 +71,10 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "journal": RunJournal.component_in,
     "JSON of a command": read_json,
     "lines of a command": lambda path: public_lines(path, path.with_name("records"), "--vocabulary"),
+    "records": named(read_records, "file.jsonl"),
+    "packed records": named(read_records, "file.csv.gz"),
+    "records of an owner": named(lambda path: _read(path, "text"), "file.csv"),
+    "public records": named(lambda path: public_items(path, path.with_name("records"), "--inputs"), "file.jsonl.gz"),
     "receipts": read_receipts,
     "export": read_export,
     "configuration of a model": _architectures,
@@ -134,10 +150,8 @@ def test_a_path_that_no_file_can_have_is_refused_as_ours(wrong: str, tmp_path: P
     with pytest.raises((ConfigurationError, FileNotFoundError)) as caught:
         read_plain(tmp_path / wrong, 10)
     assert isinstance(caught.value, ConfigurationError)
-    if "\0" in wrong:
-        for made in (RunJournal.component_in,):
-            with pytest.raises(ConfigurationError, match="checkpoint: expected a file in a folder"):
-                made(tmp_path / wrong)
+    with pytest.raises(ConfigurationError, match="checkpoint: expected a file in a folder"):
+        RunJournal.component_in(tmp_path / wrong)
 
 
 def test_a_file_is_read_to_its_cap_and_not_beyond(tmp_path: Path) -> None:
@@ -149,6 +163,25 @@ def test_a_file_is_read_to_its_cap_and_not_beyond(tmp_path: Path) -> None:
     assert read_plain("/proc/self/status", 1 << 20).startswith(b"Name:")  # says that it is empty
     with pytest.raises(ConfigurationError, match="expected at most 10 bytes"):
         read_plain("/proc/self/status", 10)
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.csv", "r.jsonl.gz", "r.csv.gz"])
+def test_records_are_read_to_a_cap_on_what_they_unpack_to(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = f"text\n{CANARY}\n" if ".csv" in name else json.dumps({"text": CANARY}) + "\n"
+    text = (content + "\n" * 1000).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    monkeypatch.setattr(inputs, "MAX_RECORDS", len(text))
+    assert read_records(tmp_path / name) == [{"text": CANARY}]
+    monkeypatch.setattr(inputs, "MAX_RECORDS", len(text) - 1)
+    with pytest.raises(ConfigurationError, match=r"at most [\d,]+ bytes|more than [\d,]+ bytes") as caught:
+        read_records(tmp_path / name)
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+    if name.endswith(".gz"):
+        assert [*_read(tmp_path / name, "text").broken] == [
+            f"more than {len(text) - 1:,} bytes, unpacked, or than the memory holds"
+        ]
 
 
 def test_what_is_looked_at_is_what_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +203,13 @@ def test_what_is_looked_at_is_what_was_opened(tmp_path: Path, monkeypatch: pytes
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 100)
     before = len(list(Path("/proc/self/fd").iterdir()))
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
     for _ in range(20):
         for path, most in ((tmp_path, 10), (tmp_path / "file", 10), (Path("/dev/zero"), 10)):
             with pytest.raises(ConfigurationError):
                 read_plain(path, most)
+        with pytest.raises(ConfigurationError):
+            read_records(tmp_path / "broken.jsonl.gz")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -187,6 +223,9 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 def test_what_is_no_path_is_refused_as_ours(wrong: Any) -> None:
     for act in (lambda: read_plain(wrong, 10), lambda: write_whole(wrong, "{}")):
         with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
+            act()
+    for act in (lambda: SoftPrompt.load(wrong), lambda: soft().save(wrong)):
+        with pytest.raises(ConfigurationError, match="path: expected the path of a file, without zero characters"):
             act()
     with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
         write_whole("", "{}")
@@ -236,6 +275,6 @@ def test_a_file_that_fills_the_memory_as_it_is_parsed_is_refused(
         raise MemoryError
 
     monkeypatch.setattr(json, "loads", full)
-    for reader in ("demonstrations", "journal", "JSON of a command", "receipts"):
+    for reader in ("demonstrations", "journal", "JSON of a command", "receipts", "records"):
         with pytest.raises(ConfigurationError):
             READERS[reader](path)

@@ -61,7 +61,8 @@ from langchain_dpicl.privacy.accounting.profiles import (
     least_epsilon,
 )
 
-_MAX_COUNT = 10**12
+MAX_COUNT = 10**12
+"""Most steps of a kind that are priced."""
 _HOPELESS = 1e9
 
 
@@ -196,8 +197,8 @@ class _Tally:
     def add(self, event: Event, count: int) -> None:
         """Adds `count` times `event`."""
         _check_class(event)
-        if count > _MAX_COUNT:
-            raise ConfigurationError(f"count: expected at most {_MAX_COUNT} steps of a kind, found {count}.")
+        if count > MAX_COUNT:
+            raise ConfigurationError(f"count: expected at most {MAX_COUNT} steps of a kind, found {count}.")
         if count == 0:
             return
         match event:

@@ -23,7 +23,7 @@ from langchain_dpicl import Budget, Decoding, DPVotingRunnable, LabelAnswers, Pr
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
-from langchain_dpicl.cli.inputs import settings_of
+from langchain_dpicl.cli.inputs import read_toml, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import Call, json_line, release
@@ -641,6 +641,7 @@ def comma_separated() -> bytes:
         ("voting", "epsilon=x"),
         ("voting", "epsilon=0"),
         ("voting", "epsilon=[1]"),
+        pytest.param("voting", f"max_queries={'9' * 5000}", id="a number of more digits than Python reads"),
     ],
 )
 def test_a_value_of_another_form_is_explained(method: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -649,6 +650,13 @@ def test_a_value_of_another_form_is_explained(method: str, key: str, capsys: pyt
     guessed += ["--set", "max_queries=10"] if method == "voting" else []
     assert main(["plan", "--method", method, *given, *guessed, "--set", key]) == 2
     assert f"{key.partition('=')[0]}: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000], ids=["digits", "nesting"])
+def test_settings_with_a_value_that_is_too_large_to_read_are_refused(value: str, tmp_path: Path) -> None:
+    (tmp_path / "task.toml").write_text(f"max_queries = {value}")
+    with pytest.raises(ConfigurationError, match=r"task.toml: expected TOML, found"):
+        read_toml(tmp_path / "task.toml")
 
 
 def generate(records: Path, out: Path | str, *more: str, model: str = "tests.engines:ENGINE") -> int:
@@ -768,6 +776,15 @@ class TestFormatsOfRecords:
 
 class TestTheTargetFile:
     @pytest.mark.usefixtures("nothing_is_spent")
+    @pytest.mark.parametrize("key", ["checkpoint", "budget.ledger", "guess.rehearsal"])
+    def test_is_compared_with_a_path_that_no_file_has(
+        self, key: str, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (config := tmp_path / "task.toml").write_text(f'{key} = "a\\u0000b"')
+        assert generate(records, tmp_path / "out.json", "--config", str(config)) == 2
+        assert "path: expected the path of a file, without zero characters" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("nothing_is_spent")
     @pytest.mark.parametrize(
         ("given", "said"),
         [
@@ -777,7 +794,7 @@ class TestTheTargetFile:
             (os.devnull, f"found a folder or a device: {os.devnull}"),
             ("/dev/stdout", "found a folder or a device: /dev/stdout. Name a new file."),
             ("records.jsonl", "expected another file than those that the command reads or keeps, found records.jsonl"),
-            ("x" * 240, "expected a file that can be written, found xxx"),
+            ("x" * 240, "expected a place that can be written, found xxx"),
         ],
     )
     def test_is_checked_before_anything_is_spent(
@@ -952,6 +969,10 @@ class TestAnInterruptedRun:
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
         assert ReleasedDemonstrations.load(out) == released("a", "b")
+        for changed in (None, 5, {"text": "a"}):  # by hand
+            out.write_text(json.dumps({"examples": changed}))
+            with pytest.raises(ConfigurationError, match="--out: expected a list under 'examples', found"):
+                again(run)
         released("a", "a").save(out)
         with pytest.raises(ConfigurationError, match=refused):
             again(run)

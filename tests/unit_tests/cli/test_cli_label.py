@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from langchain_dpicl import ReleasedDemonstrations, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli import runs
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.released.labelled_pool import LabelledPool
@@ -115,20 +117,61 @@ def train(*more: str) -> int:
     return main(["train", "records.jsonl", *TERMS, *training, *more])
 
 
-def test_a_prompt_is_trained_and_saved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def train_engine(folder: Path, *more: str) -> int:
     rows = [{"text": f"{CANARY} {place}", "topic": ("good", "bad")[place % 2]} for place in range(300)]
     (folder / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
     labels = ("--set", 'data.labels=["good", "bad"]')
     terms = [part for part in TERMS if part not in {"--label", "card", "transfer"}]
     steps = ("--set", "training.expected_batch_size=30", "--set", "training.steps=3", "--set", "noise=gaussian")
-    given = [*terms, *labels, *steps, "--model", f"{HERE}:ENGINE", "--out", "soft"]
-    assert main(["train", "records.jsonl", *given]) == 0
+    return main(["train", "records.jsonl", *terms, *labels, *steps, "--model", f"{HERE}:ENGINE", *more])
+
+
+def test_a_prompt_is_trained_and_saved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_engine(folder, "--out", "soft") == 0
     assert "step x 3" in capsys.readouterr().out
     assert SoftPrompt.load(folder / "soft").epsilon <= 8.0
     kept = (folder / "soft" / "soft_prompt.json").read_bytes()
-    assert main(["train", "records.jsonl", *given]) == 2
+    assert train_engine(folder, "--out", "soft") == 2
     assert "--out: expected a file that does not exist yet, found 'soft/soft_prompt.json'" in capsys.readouterr().err
     assert (folder / "soft" / "soft_prompt.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("/proc/prompt", "--out: expected a place that can be written, found /proc/prompt ("),
+        ("signed", "found ['soft_prompt.json.signature.json'] in it"),
+        ("link", "expected a path in a folder that exists, found 'link'"),
+    ],
+)
+def test_a_folder_that_could_not_be_written_at_the_end_is_refused_before_a_budget_is_opened(
+    out: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "signed").mkdir()
+    (folder / "signed" / "soft_prompt.json").touch()
+    (folder / "signed" / "soft_prompt.json.signature.json").touch()
+    (folder / "link").symlink_to(folder / "nowhere" / "soft")
+    monkeypatch.setattr(runs, "budget_of", lambda settings: pytest.fail("a budget is opened"))
+    assert train_engine(folder, "--out", out) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_prompt_that_cannot_be_saved_is_printed_with_its_numbers(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "soft")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SoftPrompt, "save", full)
+        assert train_engine(folder, "--out", "soft", "--quiet") == 2
+    said = capsys.readouterr()
+    (folder / "again").mkdir()
+    for name, content in json.loads(said.out)["files_in_base64"].items():
+        (folder / "again" / name).write_bytes(base64.b64decode(content))
+    assert SoftPrompt.load(folder / "again").epsilon <= 8.0
+    assert "No space left on device" in said.err
+    assert CANARY not in said.out + said.err
 
 
 @pytest.mark.slow

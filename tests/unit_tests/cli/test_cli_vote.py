@@ -13,8 +13,8 @@ import pytest
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.cli.vote import _appending
-from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.cli.vote import _appending, _check_added_to
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.voting import DPVotingRunnable
 from tests.other_shells import OtherShells
 
@@ -218,6 +218,16 @@ def test_answers_are_added_to_no_file_of_something_else(
     assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--out", "paid.json") == 2
     assert "--out: expected a new file, or one of answers, found 'paid.json'" in capsys.readouterr().err
     assert (folder / "paid.json").read_bytes() == content.encode("latin-1")
+
+
+def test_of_a_line_to_add_answers_below_no_more_is_read_than_of_any_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out.jsonl").write_text('{"query": "a"}')
+    _check_added_to(tmp_path / "out.jsonl")
+    monkeypatch.setattr("langchain_dpicl.cli.vote.MAX_TEXT", 10)
+    with pytest.raises(ConfigurationError, match="expected a new file, or one of answers"):
+        _check_added_to(tmp_path / "out.jsonl")
 
 
 def test_a_dry_run_reads_no_record_asks_no_model_and_pays_nothing(

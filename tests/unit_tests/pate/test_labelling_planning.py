@@ -216,6 +216,7 @@ class TestPublicFaults:
             ({"mechanism": confident("units"), "noise_multiplier": None, "constants": (2.0,)}, "constants"),
             ({"mechanism": confident("units"), "noise_multiplier": None, "aggregation": KeywordSum()}, "mechanism"),
             ({"max_queries": 0}, "max_queries"),
+            ({"max_queries": 10**12 + 1}, "max_queries: expected an integer >= 1 and <= 1000000000000"),
             ({"width": 0}, "width"),
             ({"delta": 1e-30}, "delta: expected more than the noise's declared gap"),
             ({"noise_multiplier": None}, "epsilon: expected a share"),

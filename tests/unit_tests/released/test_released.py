@@ -18,7 +18,7 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.base import epsilon_of
 from langchain_dpicl.released.demonstrations import FORMAT, VERSION, ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report
-from tests.sealed_files import paid, report_by_hand, resealed
+from tests.sealed_files import paid, report_by_hand, resealed, sealed
 
 EXAMPLES = ({"text": 'braces {"a": 1} and {q}', "queue": "card"}, {"text": "", "queue": "überweisung €"})
 REPORT = paid(1.5)
@@ -70,6 +70,18 @@ def test_a_lone_surrogate_survives_a_file(tmp_path):
     first = released(examples=({"text": "\ud800 \x00 \u202e"},))
     first.save(tmp_path / "a.json")
     assert ReleasedDemonstrations.load(tmp_path / "a.json") == first
+
+
+@pytest.mark.parametrize("delta", ["x", "nan", None, [1], {}, True, 10**400, -1e-9, 1.5])
+def test_delta_is_a_number_of_at_most_one_whether_made_or_loaded(delta):
+    baseline = {"private": False, "epsilon": "infinity", "baseline": "b"}
+    assert released(report=baseline).delta == 0.0
+    with pytest.raises(ConfigurationError, match=r"report\['delta'\]: expected a number in \[0"):
+        released(report={**baseline, "delta": delta})
+    state = json.loads(released(report=baseline).to_json())
+    state["report"]["delta"] = delta
+    with pytest.raises(ConfigurationError, match=r"report\['delta'\]: expected a number in \[0"):
+        type(released()).from_json(json.dumps(sealed(state)))
 
 
 def test_epsilon_is_a_number_or_infinity():
@@ -218,8 +230,8 @@ def test_a_missing_folder_or_file_is_an_os_error(tmp_path):
         (
             files_module,
             {
-                *("_plain_files", "exceptions", "options", "privacy.accounting.events", "reports.claims"),
-                "reports.report",
+                *("_plain_files", "exceptions", "options", "privacy._validate", "privacy.accounting.events"),
+                *("reports.claims", "reports.report"),
             },
         ),
     ],

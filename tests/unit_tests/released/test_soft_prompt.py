@@ -317,6 +317,12 @@ BAD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "a shape that lies": (PEFT_ARRAYS, header(shape=[3, 33]), "as float32 numbers"),
     "a shape below zero": (PEFT_ARRAYS, header(shape=[-3, -32]), "as float32 numbers"),
     "a huge shape": (PEFT_ARRAYS, header(shape=[1 << 40, 1 << 40]), "as float32 numbers"),
+    "a shape of more dimensions than an array has": (
+        PEFT_ARRAYS,
+        header(shape=[1] * 100 + [3, 32]),
+        "as float32 numbers",
+    ),
+    "a huge shape of nothing": (PEFT_ARRAYS, header(shape=[0, *[1 << 30] * 3], data_offsets=[0, 0]), "as float32 numb"),
     "a shape that is text": (PEFT_ARRAYS, header(shape="96"), "as float32 numbers"),
     "a place behind the end": (PEFT_ARRAYS, header(data_offsets=[4, 388]), "as float32 numbers"),
     "a place before the begin": (PEFT_ARRAYS, header(data_offsets=[-4, 380]), "as float32 numbers"),
@@ -429,6 +435,11 @@ def test_a_write_that_fails_leaves_the_old_folder(
     monkeypatch.undo()
     assert SoftPrompt.load(tmp_path / "prompt") == soft()
     assert [one.name for one in tmp_path.iterdir()] == ["prompt"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_as_it_was_given() -> None:
+    with pytest.raises(OSError, match=r": '/proc/prompt'$"):
+        soft().save("/proc/prompt")
 
 
 def test_a_folder_is_never_seen_with_some_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

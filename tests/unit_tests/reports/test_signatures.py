@@ -166,6 +166,12 @@ def test_what_is_no_key_is_refused_without_a_word_of_it(content: bytes, tmp_path
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("key", [None, 5, "a\0b", "\ud800"])
+def test_what_is_no_path_of_a_key_is_refused(key: Any, report: Path) -> None:
+    with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
+        sign_file(report, key=key)
+
+
 def test_keys_of_other_kinds_and_with_passwords_are_refused(tmp_path: Path, report: Path) -> None:
     locked, _ = key_pair(tmp_path, "locked", password=b"secret")
     with pytest.raises(ConfigurationError, match="without a password"):

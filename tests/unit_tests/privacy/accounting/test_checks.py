@@ -156,12 +156,18 @@ class TestBadInput:
             (mechanism(LOGITS, clip=-5), "clip"),
             (mechanism({"type": "poisson_pure", "eps": 1.0, "count": 1}, q=1.5), "q"),
             (mechanism({"type": "poisson_pure", "eps": 1.0, "count": 1}, q=0.0), "q"),
+            (mechanism({"type": "poisson_pure", "eps": 700.0, "count": 1}, q=5e-324), "q"),
             (mechanism({"type": "confident_gnmax", "sigma1": None, "sigma2": 1, "thresholds": 2}, labels=1), "sigma1"),
         ],
     )
     def test_the_message_names_check_and_field(self, case: dict[str, Any], named: str) -> None:
         with pytest.raises(ConfigurationError, match=f"check 'mine': field .*{named}"):
             evaluate_checks([case])
+
+    @pytest.mark.parametrize("mechanism", [{"type": "poisson_pure", "eps": 700.0}, {"type": "slot_pure", "eps": 1.0}])
+    def test_the_least_rate_has_a_price(self, mechanism: dict[str, Any]) -> None:
+        (found,) = evaluate_checks([check({**mechanism, "q": 1e-300, "count": 1000})])
+        assert 0 <= found["epsilon"] < 1e-4
 
     @pytest.mark.parametrize(
         ("kind", "adjacency"),
