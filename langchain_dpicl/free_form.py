@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -14,7 +13,6 @@ from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate
@@ -140,10 +138,10 @@ class PublicModel:
             return self._ask_runnable(self._llm, list(prompts), config)
         return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
 
-    def may_be_cached(self) -> bool:
-        """Returns whether a response cache of LangChain may answer now, where an outage would not show."""
-        own = getattr(unwrap(self._llm)[0], "cache", None) if isinstance(self._llm, Runnable) else False
-        return own is not False and (own is not None or get_llm_cache() is not None)
+    @property
+    def is_engine(self) -> bool:
+        """Whether it is asked with the limits of private calls; a Runnable has settings, and caches, of its own."""
+        return not isinstance(self._llm, Runnable)
 
     def rest(self) -> None:
         """Releases what a run has started for its calls; does nothing by default."""
@@ -223,21 +221,22 @@ class PrivateDoor:
     def __init__(self, engine: TextBackend, *, name: str, max_tokens: int, stop: Sequence[str]) -> None:
         self._engine, self._name = engine, name
         self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop)}
-        self._opened: set[int] = set()  # processes in which it was
 
-    def check(self, prompt: str, *, again: bool = False) -> EffectGenerator[None]:
-        """Raises where private calls would be heard or fail (an effect generator).
+    def check(self, prompt: str, *, told: Sequence[str] = ()) -> EffectGenerator[None]:
+        """Raises where private calls would be heard, fail or bring nothing (an effect generator).
 
         Args:
           prompt: public.
-          again: whether to call at this query, as the other public call of this model brought no text, or may not show
-            an outage; else once in each process.
+          told: what the same engine answered in public, with the same limits.
         """
         look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
         look()
-        if again or os.getpid() not in self._opened:
-            yield self._ask(prompt)
-            self._opened.add(os.getpid())
+        text: str = yield self._ask(prompt)
+        if told and not text.strip():
+            raise ModelCallError(
+                f"{self._name} answers a public prompt, but brings no text for it where it is asked as for private "
+                "ones. Check its `complete`"
+            )
 
     def _ask(self, prompt: str) -> Effect:
         engine: Any = self._engine
@@ -248,12 +247,13 @@ class PrivateDoor:
                 lambda: engine.acomplete_public(prompt, **self._options),
             )
 
-        async def aask() -> Sequence[str]:
-            return _list_of_texts(self._name, await engine.acomplete([prompt], **self._options), 1)
+        def ask() -> str:
+            return _list_of_texts(self._name, engine.complete([prompt], **self._options), 1)[0]
 
-        return PublicRequest(
-            self._name, lambda: _list_of_texts(self._name, engine.complete([prompt], **self._options), 1), aask
-        )
+        async def aask() -> str:
+            return _list_of_texts(self._name, await engine.acomplete([prompt], **self._options), 1)[0]
+
+        return PublicRequest(self._name, ask, aask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +321,11 @@ class CandidateSource:
         """Makes the public calls before the ticket is reserved (an effect generator)."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
-        # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
-        told: tuple[str, ...] = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
-        yield from self._door.check(prompt, again=not told or self._llm.may_be_cached())
+        told: tuple[str, ...] = ()
+        if self._llm.is_engine:
+            told = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
+        # Private calls have limits of their own, and no cache: only a call made as they are made shows what they meet.
+        yield from self._door.check(prompt, told=told)
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))

@@ -261,13 +261,13 @@ class TextEngine(SilentEngine):
 
     def _public_text(self, reply: Reply, stop: Sequence[str]) -> str:
         output = answer_or_raise(self.name, reply).reveal()
-        if not text_of(reply).strip():
-            fault = f"a public call to {self.name} brought no text that counts as a private answer"
-            if output.refused or _is_no_answer(output.finish_reason):
-                todo = "Hand in the model without tools, or ask something else"
-                raise ModelCallError(f"{fault} (it was refused, or called a tool). {todo}")
-            if str(output.finish_reason).lower() in _CUT:
-                raise ModelCallError(f"{fault} (max_tokens was reached). {_ROOM}; then call again")
+        # A chat model is sent no stop string, so that nothing but a fault leaves it without text.
+        is_fault = self._model.is_chat or not stop or output.refused or _is_no_answer(output.finish_reason)
+        if is_fault and not text_of(reply).strip():
+            raise ModelCallError(
+                f"a public call to {self.name}, asked as private ones are, brought no text that counts. {_ROOM}; if it "
+                "refused or called a tool, hand it in without tools, or ask something else"
+            )
         return text_of(reply, stop)
 
     def _text_requests(
@@ -297,10 +297,9 @@ _REJECTED = (
     "max_tokens); or take another model"
 )
 _ROOM = (
-    "If it thinks before it answers, give it room with TextVoteBackend(llm, options={'max_tokens': 2000}), or switch "
+    "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': 2000})), or switch "
     "the thinking off"
 )
-_CUT = frozenset({"length", "max_tokens"})  # OpenAI and Ollama; Gemini, Anthropic and Bedrock
 _NO_ANSWER = frozenset(
     {
         *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
