@@ -208,9 +208,12 @@ class Service:
       doors: built components by the names of `DOORS`.
       tenants: who may ask.
       limits: of a question.
-      demonstrations: released ones; None: none are offered.
+      demonstrations: released ones, with a finite epsilon; None: none are offered.
       metrics: hears of every question; None: nobody does.
       on_refusal: is given the public facts of each refusal.
+
+    Raises:
+      ConfigurationError: nothing is offered, or something that cannot be.
     """
 
     def __init__(
@@ -229,6 +232,9 @@ class Service:
         for name, component in doors.items():
             if len(variables := component.wording.input_variables) != 1:
                 raise fail(name, "a wording with one variable, the question", variables)
+        if demonstrations is not None and not math.isfinite(demonstrations.epsilon):
+            advice = "A baseline without privacy is not served. Make the file with dpicl generate."
+            raise fail("demonstrations", "a release with a finite epsilon", demonstrations.epsilon, advice)
         self.budget, self.tenants, self.limits = budget, tenants, limits or Limits()
         self.doors = {name: doors[name] for name in DOORS if name in doors}
         self.demonstrations = demonstrations

@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from langchain_dpicl.baselines import real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
@@ -29,6 +30,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
 )
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.service.service import RateLimit, RefusalLog
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import FileAnchor, open_store
@@ -435,6 +437,17 @@ async def test_what_is_offered_stands_in_the_description_and_nothing_else(config
         }
         assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "a made-up text", "topic": "card"}]
         assert (await client.send("GET", "/docs")).status_code == 404  # it would load scripts from elsewhere
+
+
+async def test_demonstrations_without_a_finite_epsilon_are_not_offered(config: Path, ledger: str) -> None:
+    change(config, "[operator]", 'demonstrations = "demos.json"\n[operator]')
+    records = [{"text": CANARY, "topic": topic} for topic in LABELS]
+    private = PrivateExamples(records, label_key="topic", labels=LABELS, public_size=2)
+    real_demonstrations_without_privacy(private, shots_per_label=1).save(config.parent / "demos.json")
+    with pytest.raises(ConfigurationError, match="a release with a finite epsilon, found inf") as refused:
+        async with asking(config, ledger):
+            pass
+    assert CANARY not in str(refused.value)
 
 
 async def test_free_and_retrieved_answers_have_tables_of_their_own(config: Path, ledger: str) -> None:
