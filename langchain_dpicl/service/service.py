@@ -384,7 +384,7 @@ class Service:
         if self.demonstrations is None:
             raise self._noted(not_offered("demonstrations", self.offered), tenant=tenant.name)
         found = self.demonstrations
-        return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
+        return _sendable({"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta})
 
     async def check(self) -> None:
         """Reads the ledger and its anchor, without which nothing private is answered.
@@ -440,7 +440,13 @@ def _shown(result: Any) -> dict[str, Any]:
     receipt = rest.pop("receipt")
     head = {"answer": str(result), "abstained": rest.pop("abstained"), "source": receipt["source"]}
     more = {name: value for name, value in rest.items() if value is not None}
-    return {**head, "queries_left": receipt["queries_left"], **more, "receipt": receipt}
+    return _sendable({**head, "queries_left": receipt["queries_left"], **more, "receipt": receipt})
+
+
+def _sendable(shown: dict[str, Any]) -> dict[str, Any]:
+    """Returns JSON values with a question mark for each half of a surrogate pair, which has no bytes in UTF-8."""
+    sent: dict[str, Any] = json.loads(json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace"))
+    return sent
 
 
 def _now() -> str:

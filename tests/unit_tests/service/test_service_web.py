@@ -31,10 +31,12 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
 )
 from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.service.service import RateLimit, RefusalLog
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import FileAnchor, open_store
-from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, Client, change, new_folder, new_ledger, running
+from tests.sealed_files import paid
+from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, WRITER, Client, change, new_folder, new_ledger, running
 
 
 @contextlib.asynccontextmanager
@@ -437,6 +439,19 @@ async def test_what_is_offered_stands_in_the_description_and_nothing_else(config
         }
         assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "a made-up text", "topic": "card"}]
         assert (await client.send("GET", "/docs")).status_code == 404  # it would load scripts from elsewhere
+
+
+async def test_half_of_a_surrogate_pair_in_an_answer_is_replaced(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    change(config, "[operator]", 'demonstrations = "demos.json"\n[operator]')
+    ReleasedDemonstrations(({"text": "tea\ud83d"},), paid(1.5), {}).save(config.parent / "demos.json")
+    monkeypatch.setattr(WRITER, "answer", lambda _: "caf\ud83d")
+    async with asking(config, ledger) as client:
+        answers = [await client.ask("cough?", door="answer") for _ in range(2)]
+        assert [(one.status_code, one.json().get("answer")) for one in answers] == [(200, "caf?")] * 2
+        assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "tea?"}]
 
 
 async def test_demonstrations_without_a_finite_epsilon_are_not_offered(config: Path, ledger: str) -> None:
