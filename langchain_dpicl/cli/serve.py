@@ -34,7 +34,7 @@ from langchain_dpicl.cli.inputs import (
     read_toml,
     settings_of,
 )
-from langchain_dpicl.cli.parser import DONE, VIOLATED, Explain, Parser
+from langchain_dpicl.cli.parser import DONE, INTERRUPTED, VIOLATED, Explain, Parser
 from langchain_dpicl.cli.spending import rehearsed
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Count, EmbeddingAnswers, Option, Positive, Retrieval, Serving, Texts
@@ -556,7 +556,9 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     if not arguments.http:
         tenant = _only_tenant(app, arguments.tenant)
         with _service_of(app, Keys({})) as service:
-            signal.signal(signal.SIGTERM, lambda *_: _leave(service))
+            signal.signal(signal.SIGTERM, lambda *_: _leave(service, DONE))
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is ignored
+                signal.signal(signal.SIGINT, lambda *_: _leave(service, INTERRUPTED))
             _end_with_terminal()
             log_charges()
             asyncio.run(serve_stdio(service, tenant))
@@ -579,16 +581,17 @@ def _service_of(app: App, tenants: Keys) -> Iterator[Service]:
         budget.budget.close()
 
 
-def _leave(service: Service) -> None:
+def _leave(service: Service, code: int) -> None:
     """Closes the ledger and ends the process, whose thread that reads standard input waits for another line."""
 
     def close() -> None:
         try:
             service.close()
         finally:
-            os._exit(DONE)
+            os._exit(code)
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     # In a thread of its own: what the signal interrupts may hold a lock of the ledger.
     threading.Thread(target=close).start()
 
