@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.inputs import (
+    TABLES,
     Settings,
     load_embeddings,
     load_model,
@@ -141,6 +142,8 @@ def read_app(path: Path, ledger: str | None) -> App:
     """
     given = read_toml(path)
     shared: dict[str, Any] = {name: given.pop(name) for name in ("data", "model") if name in given}
+    for name, table in shared.items():  # also where no component takes it
+        read_table(name, TABLES[name], table)
     doors = {name: _door(name, given.pop(name), shared) for name in _METHODS if name in given}
     named = _tables("tenants", given.pop("tenants", {}))
     tenants = {_name(name): read_table(f"tenants.{name}", Access, table) for name, table in named.items()}
@@ -180,7 +183,18 @@ def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
             raise fail("epsilon", "this component's share of the ledger", None)
         if settings.data.file is None:
             raise fail("data.file", "the file of the records", None)
+        if unread := list(_unread(settings.method, table)):
+            raise fail("settings", "keys that a service reads", unread, "Leave them out.")
         return settings
+
+
+def _unread(method: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the keys of a component's table that only plans read, or other components."""
+    if "cost" in table:
+        yield "cost"
+    yield from (f"guess.{name}" for name in table.get("guess", {}) if name != "rehearsal")
+    if method == "voting" and "embeddings" in table.get("model", {}):
+        yield "model.embeddings"
 
 
 @contextlib.contextmanager

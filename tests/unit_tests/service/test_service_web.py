@@ -491,6 +491,28 @@ def test_a_component_has_no_budget_of_its_own(config: Path, ledger: str, entry: 
         read_app(config, ledger)
 
 
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("[ask.guess]\nskill = 0.9", "guess.skill"),
+        ("[ask.cost]\nprice_in = 3.0", "cost"),
+        ('[ask.model]\nname = "m"\nembeddings = "e"', "model.embeddings"),
+    ],
+)
+def test_settings_that_a_service_does_not_read_are_refused(config: Path, ledger: str, table: str, key: str) -> None:
+    change(config, "[tenants.acme]", f"{table}\n[tenants.acme]")
+    with pytest.raises(ConfigurationError, match=rf"\[ask\] settings: expected .*, found \['{key}'\]"):
+        read_app(config, ledger)
+
+
+@pytest.mark.parametrize("entry", ["[data]\nfilee = 3", "[model]\nprivate_proces = true"])
+def test_a_shared_table_is_checked_where_no_component_takes_it(tmp_path: Path, entry: str) -> None:
+    config = tmp_path / "app.toml"
+    config.write_text(f'demonstrations = "demos.json"\n[tenants.acme]\nkey_env = "ACME_KEY"\n{entry}\n')
+    with pytest.raises(ConfigurationError, match=rf"{entry[1:5]}.*: expected options among"):
+        read_app(config, None)
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_balances_of_documents_that_a_restart_loses_are_refused(
     config: Path, ledger: str, capsys: pytest.CaptureFixture[str], workers: str
