@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.runnables.config import ensure_config, merge_configs, var_child_runnable_config
 from typing_extensions import override
@@ -38,10 +38,11 @@ class DPVotingMiddleware(_Base):
         repeated after failures, interrupts and in other processes.
       name: of the tool.
       description: what the model reads of it; None: what the component says.
-      queries_per_thread: charged questions of a thread; None: threads have no allowance of their own.
+      queries_per_thread: charged questions of a thread; None: threads have no allowance of their own. "auto": 5, or
+        None where the component has `tenant_max_queries`: that cap then counts all questions of a tenant.
 
     Raises:
-      ConfigurationError: an argument is out of range.
+      ConfigurationError: an argument is out of range, or an allowance is given beside `tenant_max_queries`.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class DPVotingMiddleware(_Base):
         *,
         name: str = "ask_private_examples",
         description: str | None = None,
-        queries_per_thread: int | None = 5,
+        queries_per_thread: int | Literal["auto"] | None = "auto",
     ) -> None:
         super().__init__()
         if not isinstance(component, QueryRunnable):
             advice = "Leave wrappers (with_config, bind, with_retry) out: the tool has a config of its own."
             raise fail("component", "a component that answers queries", type(component).__name__, advice)
+        if queries_per_thread == "auto":
+            queries_per_thread = 5 if component.tenants.max_queries is None else None
         self._tool = component.as_tool(name=name, description=description, queries_per_thread=queries_per_thread)
         self.tools = [self._tool]
 

@@ -45,7 +45,7 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, check_real, fail
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
@@ -89,7 +89,7 @@ class ServedFields(HidesInput):
     temperature: float = Field(default=0.0, ge=0.0)
     top_k: int | None = Field(default=None, ge=1)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     stop: list[str] | None = None
     backend: Any = Field(exclude=True, repr=False)
 
@@ -174,7 +174,7 @@ class CallOptions:
         """Reads a call.
 
         Raises:
-          ConfigurationError: an option that would have no effect, or that the engine does not have.
+          ConfigurationError: an option that would have no effect, is out of range, or that the engine does not have.
         """
         given = [name for name, value in kwargs.items() if value is not None]
         if unknown := [name for name in given if name not in {*_ASKED, *_PASSED_ON}]:
@@ -191,14 +191,20 @@ class CallOptions:
         if strange := sorted(set(sampling) - set(inspect.signature(model.backend.generate).parameters)):
             msg = f"expected {model.backend.name} to be sampled by temperature alone, found {strange}; leave that out"
             raise ConfigurationError(msg)
-        words = model.stop if stop is None else stop
-        top_logprobs = _at_least("top_logprobs", 0, kwargs.get("top_logprobs") or 0)
+        if top_k is not None:
+            check_int("top_k", top_k, low=1)
+        check_real("top_p", top_p, low=0.0, low_open=True, high=1.0)
+        seed, words = asked("seed"), (model.stop if stop is None else stop) or ()
+        words = [words] if isinstance(words, str) else words  # OpenAI's API takes a text too
+        if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+            raise fail("stop", "a text or a list of texts", type(words).__name__)
+        top_logprobs = check_int("top_logprobs", kwargs.get("top_logprobs") or 0, low=0)
         return cls(
-            max_tokens=_at_least("max_tokens", 1, asked("max_tokens")),
-            temperature=float(asked("temperature")),
+            max_tokens=check_int("max_tokens", asked("max_tokens"), low=1),
+            temperature=check_real("temperature", asked("temperature"), low=0.0),
             sampling=sampling,
-            seed=asked("seed"),
-            stop=tuple(word for word in words or () if word),
+            seed=None if seed is None else check_int("seed", seed, low=0),
+            stop=tuple(word for word in words if word),
             top_logprobs=top_logprobs if kwargs.get("logprobs") else None,
         )
 
@@ -207,12 +213,6 @@ class CallOptions:
         from numpy.random import PCG64, Generator
 
         return Generator(PCG64(self.seed))
-
-
-def _at_least(name: str, least: int, value: Any) -> int:
-    if int(value) < least:
-        raise ConfigurationError(f"expected {name} >= {least}, found {name}={value}")
-    return int(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -667,7 +667,8 @@ class RunEvents:
 
     Formal guarantees:
       - `dpicl.charged` holds the tickets that stay charged, `dpicl.refused` the class of a PrivacyBudgetError and its
-        two numbers; the rest is public names and limits.
+        two numbers; the rest is public names and limits. While the ledger cannot be read, a charge is reported without
+        the share's epsilon and delta.
       - A refusal is reported once, by the innermost block; every error propagates unchanged.
 
     Attributes:
@@ -705,7 +706,11 @@ class RunEvents:
 
     def _charge(self) -> dict[str, Any]:
         share = self._share
-        shown = {"name": share.component, "epsilon": share.epsilon, "delta": share.delta}
+        try:
+            price = {"epsilon": share.epsilon, "delta": share.delta}
+        except LedgerError:  # the tickets are gone all the same
+            price = {"epsilon": None, "delta": None}
+        shown = {"name": share.component, **price}
         return {"component": self._component, "tickets": self.tickets, "share": shown, "budget": self._limits()}
 
     def _sees_first(self, error: BaseException | None) -> bool:

@@ -334,7 +334,8 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
 def _creation_lines(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
     yield f"ledger {budget.name!r} ({budget.ledger_id}), {store.description}"
     per = _per_words(budget.per)
-    yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}{per}, adjacency {budget.adjacency}"
+    limit = f"epsilon {format_rounded_up(budget.epsilon)}, delta {format_rounded_up(budget.delta)}"
+    yield f"  limit     {limit}{per}, adjacency {budget.adjacency}"
     yield from (f"  {name:<9} {text}" for name, text in about_rows(budget.about))
     yield f"  anchor    {anchor}"
 
@@ -528,7 +529,8 @@ def _verification_lines(ledger: LedgerCheckResult, arguments: argparse.Namespace
     yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if ledger.problems else ''}verified"
     yield f"  lines     {ledger.lines}, last {ledger.head}"
     per = _per_words("life" if header.stream is None else header.stream.words)
-    yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}{per}, adjacency {header.adjacency}"
+    limit = f"epsilon {format_rounded_up(header.epsilon)}, delta {format_rounded_up(header.delta)}"
+    yield f"  limit     {limit}{per}, adjacency {header.adjacency}"
     charged = f"epsilon {format_rounded_up(ledger.promised)}, delta {format_rounded_up(ledger.delta)}"
     yield f"  shares    {ledger.shares}, charged {charged}"
     yield f"  prices    epsilon {format_rounded_up(ledger.epsilon)}, computed again from the tickets"

@@ -25,7 +25,8 @@ from langchain_dpicl.options import (
     noise_of,
     noise_with,
 )
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import fail, round_up_at
+from langchain_dpicl.reports.rendering import format_rounded_up
 
 if TYPE_CHECKING:
     from langchain_dpicl.documents import DocumentsPlan
@@ -223,9 +224,14 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     out = planner(settings, sizes, compares)
     if out["plan"]["epsilon"] > settings.share_epsilon:
         advice = "Raise noise.multiplier, or leave it out."
-        found = round(out["plan"]["epsilon"], 4)
+        found = float(format_rounded_up(out["plan"]["epsilon"]))
         raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
     return json.dumps(out, indent=2) if as_json else in_words(out)
+
+
+def _noise_text(plan: Mapping[str, Any], places: int = 4) -> str:
+    """Returns a plan's noise multiplier as text, rounded up: who sets what stands there has enough noise."""
+    return f"{round_up_at(plan['noise_multiplier'], places):.{places}f}"
 
 
 def _check_rehearsed(settings: Settings, method: str, rehearsal: str, advice: str = "") -> None:
@@ -505,7 +511,7 @@ def _words_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
         lines.append("         alone at a part of epsilon: units that a word needs, and the texts' noise (roughly)")
     for row in out["word_shares"]:
         needed = "no words" if row["words_from"] is None else f"{row['words_from']:,} units"
-        lines.append(f"           {row['share']:>4.0%}  {needed:>12}  multiplier {row['noise_multiplier']:.4f}")
+        lines.append(f"           {row['share']:>4.0%}  {needed:>12}  multiplier {_noise_text(row)}")
     least = min(row["public_size"] for row in plan["labels"])
     if out["words_from"] > least:
         lines.append(f"         the smallest one declares {least} units: too few for a word")
@@ -514,10 +520,10 @@ def _words_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
 
 def _token_noise_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
     if "published_epsilon" not in out:
-        noise = "multiplier {noise_multiplier:.4f} of the sensitivity (scale {noise_scale:.3f} on the sum)"
+        noise = f"multiplier {_noise_text(plan)} of the sensitivity " + "(scale {noise_scale:.3f} on the sum)"
         return ["noise    {mechanism}, ".format(**plan) + noise.format(**plan)]
     blend = ", blend weight {blend_weight:g}".format(**plan) if "blend_weight" in plan else ""
-    numbers = "multiplier {noise_multiplier:.4f} of the range: clip {clip:.4g}, temperature {temperature:.4g}"
+    numbers = f"multiplier {_noise_text(plan)} of the range: " + "clip {clip:.4g}, temperature {temperature:.4g}"
     lines = ["noise    {mechanism}, ".format(**plan) + numbers.format(**plan) + blend]
     paper = out["published_epsilon"]
     if plan.get("free_tokens") is None:
@@ -585,7 +591,7 @@ def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
     more = f"{100 * option['ceiling_prob']:>10.1f}%{tokens:>14,}" if has_logits else ""
     return (
         f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{option['redraw_every']:>4} {option['sampling']:<9}"
-        f"{option['noise_multiplier']:>8.3f}{100 * option['right_token_prob']:>12.1f}%{option['private_calls']:>12,}"
+        f"{_noise_text(option, 3):>8}{100 * option['right_token_prob']:>12.1f}%{option['private_calls']:>12,}"
         f"{more}"
     )
 
@@ -889,9 +895,8 @@ def _query_option(option: QueryOption, settings: Settings, readings: Mapping[boo
 
 
 def _vote_noise_text(plan: Mapping[str, Any]) -> str:
-    return (
-        "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
-        "(scale {noise_scale:.3f} on the votes)".format(**plan)
+    return "noise    {mechanism}, multiplier {needed} of the sensitivity (scale {noise_scale:.3f} on the votes)".format(
+        **plan, needed=_noise_text(plan)
     )
 
 
@@ -944,7 +949,7 @@ def _voting_option_text(option: dict[str, Any]) -> str:
     fill = f"{option['overfill']:g}" if option["rows"] == "slots" else "-"
     reading = " calibrated" if option["calibrated"] else ""
     return (
-        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<9}{fill:>5}{option['noise_multiplier']:>9.3f}"
+        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<9}{fill:>5}{_noise_text(option, 3):>9}"
         f"{100 * option['row_right']:>10.1f}%{100 * option['right_label_prob']:>12.1f}%{option['private_calls']:>12,}"
         f"{option['money']:>11,.2f}{reading}"
     )
@@ -1215,7 +1220,7 @@ def _pate_option_text(option: dict[str, Any]) -> str:
     fill = f"{option['overfill']:g}" if option["rows"] == "slots" and option["sampling"] == "poisson" else "-"
     return (
         f"  {option['teachers']:<11}{option['mechanism']:<17}{option['rows']:<6}{shape:<9}{fill:>5}"
-        f"{option['max_queries']:>8,}{option['noise_multiplier']:>9.3f}{100 * option['row_right']:>10.1f}%"
+        f"{option['max_queries']:>8,}{_noise_text(option, 3):>9}{100 * option['row_right']:>10.1f}%"
         f"{100 * option['right_label_prob']:>12.1f}%{100 * option['ceiling_prob']:>8.1f}%"
         f"{option['private_calls']:>12,}{option['money']:>11,.2f}"
     )
@@ -1271,7 +1276,7 @@ def _training_option(plan: TrainingPlan) -> Output:
     return {
         "expected_batch_size": plan.expected_batch_size,
         "steps": plan.steps,
-        "noise_multiplier": round(plan.noise_multiplier, 4),
+        "noise_multiplier": round_up_at(plan.noise_multiplier),
         "noise_scale": plan.noise_scale,
         "noise_to_clip": plan.noise_to_clip,
     }
@@ -1282,8 +1287,8 @@ def _training_text(out: dict[str, Any]) -> str:
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for {steps:,} training steps "
         "(nothing is spent)".format(**plan),
-        "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
-        "(scale {noise_scale:.3g} on each coordinate of the average gradient)".format(**plan),
+        "noise    {mechanism}, multiplier {needed} of the sensitivity "
+        "(scale {noise_scale:.3g} on each coordinate of the average gradient)".format(**plan, needed=_noise_text(plan)),
         "         all of it together is {noise_to_clip:.3g} clips long; an average gradient is at most 1".format(**out),
         "steps    {expected_batch_size:,} expected of {public_size:,} declared units, sampling rate "
         "{sampling_rate:.5f}, {epochs:.3g} epochs".format(**plan),
@@ -1330,7 +1335,7 @@ def _evolution_text(out: dict[str, Any]) -> str:
     shown, signal, share = out["plan"], out["signal"], 100 * out["signal"]["share_to_be_seen"]
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency} (nothing is spent)".format(**shown),
-        "noise    gaussian, multiplier {noise_multiplier:.4f} of the sensitivity "
+        f"noise    gaussian, multiplier {_noise_text(shown)} of the sensitivity "
         "(scale {noise_scale:.3f} on the votes of each candidate)".format(**shown),
         "rounds   {rounds} per label, every unit votes in each: at most {candidates} candidates, {num_survivors} "
         "survivors, {num_variations} variations of each".format(**shown),

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.inputs import (
+    TABLES,
     Settings,
     load_embeddings,
     load_model,
@@ -34,7 +35,7 @@ from langchain_dpicl.cli.inputs import (
     read_toml,
     settings_of,
 )
-from langchain_dpicl.cli.parser import DONE, VIOLATED, Explain, Parser
+from langchain_dpicl.cli.parser import DONE, INTERRUPTED, VIOLATED, Explain, Parser
 from langchain_dpicl.cli.spending import rehearsed
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Count, EmbeddingAnswers, Option, Positive, Retrieval, Serving, Texts
@@ -141,6 +142,8 @@ def read_app(path: Path, ledger: str | None) -> App:
     """
     given = read_toml(path)
     shared: dict[str, Any] = {name: given.pop(name) for name in ("data", "model") if name in given}
+    for name, table in shared.items():  # also where no component takes it
+        read_table(name, TABLES[name], table)
     doors = {name: _door(name, given.pop(name), shared) for name in _METHODS if name in given}
     named = _tables("tenants", given.pop("tenants", {}))
     tenants = {_name(name): read_table(f"tenants.{name}", Access, table) for name, table in named.items()}
@@ -180,7 +183,18 @@ def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
             raise fail("epsilon", "this component's share of the ledger", None)
         if settings.data.file is None:
             raise fail("data.file", "the file of the records", None)
+        if unread := list(_unread(settings.method, table)):
+            raise fail("settings", "keys that a service reads", unread, "Leave them out.")
         return settings
+
+
+def _unread(method: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the keys of a component's table that only plans read, or other components."""
+    if "cost" in table:
+        yield "cost"
+    yield from (f"guess.{name}" for name in table.get("guess", {}) if name != "rehearsal")
+    if method == "voting" and "embeddings" in table.get("model", {}):
+        yield "model.embeddings"
 
 
 @contextlib.contextmanager
@@ -556,7 +570,9 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     if not arguments.http:
         tenant = _only_tenant(app, arguments.tenant)
         with _service_of(app, Keys({})) as service:
-            signal.signal(signal.SIGTERM, lambda *_: _leave(service))
+            signal.signal(signal.SIGTERM, lambda *_: _leave(service, DONE))
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is ignored
+                signal.signal(signal.SIGINT, lambda *_: _leave(service, INTERRUPTED))
             _end_with_terminal()
             log_charges()
             asyncio.run(serve_stdio(service, tenant))
@@ -579,16 +595,17 @@ def _service_of(app: App, tenants: Keys) -> Iterator[Service]:
         budget.budget.close()
 
 
-def _leave(service: Service) -> None:
+def _leave(service: Service, code: int) -> None:
     """Closes the ledger and ends the process, whose thread that reads standard input waits for another line."""
 
     def close() -> None:
         try:
             service.close()
         finally:
-            os._exit(DONE)
+            os._exit(code)
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     # In a thread of its own: what the signal interrupts may hold a lock of the ledger.
     threading.Thread(target=close).start()
 

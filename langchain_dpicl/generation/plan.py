@@ -41,6 +41,7 @@ from langchain_dpicl.privacy._validate import (
     check_positive_delta,
     check_real,
     fail,
+    round_up_at,
 )
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, logit_sum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
@@ -701,7 +702,7 @@ class DesignOption:
             "shots_per_slot": self.plan.design.shots_per_slot,
             "sampling": self.plan.design.sampling,
             "redraw_every": self.plan.release.redraw_every,
-            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            "noise_multiplier": round_up_at(self.plan.noise_multiplier),
             **{name: shown[name] for name in names if name in shown},
             "right_token_prob": round(self.right_token_prob, 4),
             "ceiling_prob": round(self.ceiling_prob, 4),

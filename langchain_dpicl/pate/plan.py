@@ -29,6 +29,7 @@ from langchain_dpicl.privacy._validate import (
     check_positive_delta,
     check_real,
     fail,
+    round_up_at,
 )
 from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -471,7 +472,7 @@ class LabellingOption:
             "shots_per_slot": design.shots_per_slot,
             "sampling": design.sampling,
             "max_queries": self.plan.max_queries,
-            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            "noise_multiplier": round_up_at(self.plan.noise_multiplier),
             "row_right": round(self.row_right, 4),
             "right_label_prob": round(self.right_label_prob, 4),
             "ceiling_prob": round(self.ceiling_prob, 4),

@@ -188,6 +188,11 @@ def round_up(value: Amount) -> float:
     return out
 
 
+def round_up_at(value: float, places: int = 4) -> float:
+    """Returns a number rounded up at a decimal place: of noise, what is enough."""
+    return math.ceil(exact(value) * 10**places) / 10**places if math.isfinite(value) else value
+
+
 def effective_delta(delta: float, implementation_delta: float) -> float:
     """Returns what `delta` leaves for the mechanisms once `implementation_delta` is set aside, rounded down."""
     return round_down(exact(delta) - exact(implementation_delta))

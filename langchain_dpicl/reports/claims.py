@@ -27,7 +27,14 @@ from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent, cano
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAbout
 from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, RUN_TEMPLATE, StreamTerms, hull_of
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, ShareTerms, implementation_delta_of
-from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrappers, own_version, words_of
+from langchain_dpicl.reports.rendering import (
+    PACKAGE,
+    are_words_of,
+    check_wrappers,
+    format_rounded_up,
+    own_version,
+    words_of,
+)
 from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
 
 SPANS = (2, 3, 6, 12)
@@ -84,7 +91,7 @@ def retired_in(stream: Mapping[str, Any]) -> dict[str, int | None]:
 
 def promise_words(terms: StreamTerms, *, epsilon: float, delta: float, adjacency: Adjacency) -> str:
     """Returns the promise of a ledger of a stream in words."""
-    guard = f"({epsilon:g}, {delta:g})-DP"
+    guard = f"({format_rounded_up(epsilon)}, {format_rounded_up(delta)})-DP"
     start = (
         f"For any person and any {terms.words} in a row: everything that this ledger has released or will release is"
     )
@@ -94,7 +101,7 @@ def promise_words(terms: StreamTerms, *, epsilon: float, delta: float, adjacency
     )
     if adjacency == "replace_one":
         return f"{start} {guard} as to the records of that person in that time, their presence included. {end}"
-    hop = f"({2 * epsilon:g}, {(1 + math.exp(epsilon)) * delta:.3g})-DP"
+    hop = f"({format_rounded_up(2 * epsilon)}, {format_rounded_up((1 + math.exp(epsilon)) * delta, 3)})-DP"
     return (
         f"{start} {guard} as to whether that person's records of that time were there, if they have no others; {hop} "
         f"as to the records of that time of a person who has others. {end}"

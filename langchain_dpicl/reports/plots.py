@@ -120,7 +120,9 @@ def _draw_time(axes: Any, report: PrivacyReport) -> None:
     limit = report.ledger.epsilon
     axes.axhline(limit, color=_LIMIT, linewidth=1.5, linestyle="--")
     beside = axes.get_yaxis_transform()
-    axes.text(0.02, 1.01 * limit, f"limit {limit:g}", transform=beside, va="bottom", color=_LIMIT, fontsize=9)
+    axes.text(
+        0.02, 1.01 * limit, f"limit {format_rounded_up(limit)}", transform=beside, va="bottom", color=_LIMIT, fontsize=9
+    )
     axes.set_ylim(0.0, 1.15 * limit)
     axes.set_ylabel("epsilon")
     axes.set_title("reserved by sealed shares over time (UTC)", loc="left", fontsize=10, color=_INK)
@@ -161,7 +163,8 @@ def _name(share: ShareEntry) -> str:
 def _title(report: PrivacyReport) -> str:
     limit = report.ledger
     name = limit.name.replace("$", r"\$")
-    return f"Budget {name}: epsilon {limit.epsilon:g}, delta {limit.delta:g}, {limit.adjacency}"
+    bounds = f"epsilon {format_rounded_up(limit.epsilon)}, delta {format_rounded_up(limit.delta)}"
+    return f"Budget {name}: {bounds}, {limit.adjacency}"
 
 
 def _when(stamp: str) -> datetime:

@@ -143,7 +143,7 @@ def text_of(data: Json) -> str:
 def _lines(data: Json) -> Iterator[str]:
     ledger, limits, promised = data["ledger"], data["limits"], data["promised"]
     yield f"Privacy report of {ledger['name']!r} (ledger {ledger['ledger_id']}, {ledger['storage']})"
-    yield f"  limit     epsilon {limits['epsilon']:g}, delta {limits['delta']:g}"
+    yield f"  limit     epsilon {format_rounded_up(limits['epsilon'])}, delta {format_rounded_up(limits['delta'])}"
     sums = f"epsilon {format_rounded_up(promised['epsilon'])}, delta {format_rounded_up(promised['delta'])}"
     yield f"  promised  {sums} (an upper bound)"
     if "stream" in data:
@@ -185,7 +185,8 @@ def stay_words(row: Json) -> str:
     """Returns what a stay of several windows costs, in words."""
     if row["epsilon"] is None:
         return f"{row['blocks']} blocks: no finite bound"
-    return f"{row['blocks']} blocks: at most epsilon {format_rounded_up(row['epsilon'], 3)}, delta {row['delta']:.3g}"
+    bounds = f"epsilon {format_rounded_up(row['epsilon'], 3)}, delta {format_rounded_up(row['delta'], 3)}"
+    return f"{row['blocks']} blocks: at most {bounds}"
 
 
 def report_recipients(data: Json) -> list[str]:
@@ -236,7 +237,7 @@ def _table_lines(table: Json | None) -> Iterator[str]:
         return
     yield f"  {'epsilon of what was sealed':<28}{'at delta':>12}"
     for row in table["rows"]:
-        yield f"  {bound_words(row):<28}{row['delta']:>12.3g}"
+        yield f"  {bound_words(row):<28}{format_rounded_up(row['delta'], 3):>12}"
     yield "  " + table["method"]
     yield ""
 
@@ -290,7 +291,7 @@ def _head(data: Json) -> Iterator[str]:
     sums = f"epsilon {format_rounded_up(promised['epsilon'])}, delta {format_rounded_up(promised['delta'])}"
     rows = {
         "ledger": f"{code_span(ledger['ledger_id'])}, {code_span(ledger['storage'])}",
-        "limit": f"epsilon {limits['epsilon']:g}, delta {limits['delta']:g}",
+        "limit": f"epsilon {format_rounded_up(limits['epsilon'])}, delta {format_rounded_up(limits['delta'])}",
         "promised to shares": f"{sums} (upper bounds, for everything the shares can ever release together)",
         **_stream_rows(data, sums),
         "adjacency": f"{code_span(data['adjacency'])}: {data['adjacency_means']}",
@@ -601,8 +602,9 @@ def _promise(data: Json) -> Iterator[str]:
     yield (
         f'<p class="lead">The promise holds for {_units(data)}. Everything that was and will be released under this '
         f"ledger{_per(data)} is differentially private with epsilon at most "
-        f"<b>{_text(format_rounded_up(limits['epsilon']))}</b> and delta at most <b>{limits['delta']:g}</b>; the "
-        f"shares below may use epsilon {_text(format_rounded_up(promised['epsilon']))} of it.</p>"
+        f"<b>{_text(format_rounded_up(limits['epsilon']))}</b> and delta at most "
+        f"<b>{format_rounded_up(limits['delta'])}</b>; the shares below may use epsilon "
+        f"{_text(format_rounded_up(promised['epsilon']))} of it.</p>"
         "<p>In plain words: all outputs together look almost the same, whatever one such unit is or does. Epsilon says "
         "how much &quot;almost&quot; is; what it means for a belief stands below.</p>"
     )
@@ -701,8 +703,8 @@ def _belief(data: Json) -> Iterator[str]:
     rows = ((f"{prior * 100:g} %", _percent_up(belief(prior, epsilon, delta))) for prior in _PRIORS)
     yield _html_table(("belief before", "belief afterwards, at most"), rows)
     yield (
-        f"<p><small>Delta, {delta:g}, is the chance that everything may come out about a unit; the table counts it as "
-        "certainty. A single output can, seldom, bring more. The bound is for the worst case; most "
+        f"<p><small>Delta, {format_rounded_up(delta)}, is the chance that everything may come out about a unit; the "
+        "table counts it as certainty. A single output can, seldom, bring more. The bound is for the worst case; most "
         "attackers get less.</small></p>"
     )
 

@@ -52,7 +52,7 @@ class PrivateTool(BaseTool):
     """The `QueryRunnable` that answers."""
 
     queries_per_thread: int | None = None
-    """Charged questions of a thread; None: threads have no allowance, and a tenant has that of the component."""
+    """Charged questions of a thread, which a cap in the config can lower; None: a tenant has the component's cap."""
 
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
     """Content and artifact: what the model reads, and plain data beside it, which every checkpointer keeps."""

@@ -684,13 +684,17 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
           name: of the tool.
           description: what the model reads of it; None: what the component says.
           queries_per_thread: charged questions of each thread (`config["configurable"]["thread_id"]`); None: threads
-            have no allowance of their own.
+            have no allowance of their own. It must be None where the component has `tenant_max_queries`.
 
         Raises:
           ConfigurationError: an argument is out of range, or LangChain gives a variable's name another meaning.
         """
         if clash := sorted(RESERVED & set(self.wording.input_variables)):
             raise fail("suffix, prefix", f"variables other than {sorted(RESERVED)}, for a tool", clash)
+        if queries_per_thread is not None and self.tenants.max_queries is not None:
+            # The ledger counts a ticket under one name: a thread's, or its tenant's.
+            expected = "None where the component has tenant_max_queries, which counts all threads of a tenant"
+            raise fail("queries_per_thread", expected, queries_per_thread, "Give one of the two.")
         fields: dict[str, Any] = dict.fromkeys(self.wording.input_variables, (str, ...))
         return PrivateTool(
             name=name,

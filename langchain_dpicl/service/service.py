@@ -208,9 +208,12 @@ class Service:
       doors: built components by the names of `DOORS`.
       tenants: who may ask.
       limits: of a question.
-      demonstrations: released ones; None: none are offered.
+      demonstrations: released ones, with a finite epsilon; None: none are offered.
       metrics: hears of every question; None: nobody does.
       on_refusal: is given the public facts of each refusal.
+
+    Raises:
+      ConfigurationError: nothing is offered, or something that cannot be.
     """
 
     def __init__(
@@ -229,6 +232,9 @@ class Service:
         for name, component in doors.items():
             if len(variables := component.wording.input_variables) != 1:
                 raise fail(name, "a wording with one variable, the question", variables)
+        if demonstrations is not None and not math.isfinite(demonstrations.epsilon):
+            advice = "A baseline without privacy is not served. Make the file with dpicl generate."
+            raise fail("demonstrations", "a release with a finite epsilon", demonstrations.epsilon, advice)
         self.budget, self.tenants, self.limits = budget, tenants, limits or Limits()
         self.doors = {name: doors[name] for name in DOORS if name in doors}
         self.demonstrations = demonstrations
@@ -378,7 +384,7 @@ class Service:
         if self.demonstrations is None:
             raise self._noted(not_offered("demonstrations", self.offered), tenant=tenant.name)
         found = self.demonstrations
-        return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
+        return _sendable({"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta})
 
     async def check(self) -> None:
         """Reads the ledger and its anchor, without which nothing private is answered.
@@ -434,7 +440,13 @@ def _shown(result: Any) -> dict[str, Any]:
     receipt = rest.pop("receipt")
     head = {"answer": str(result), "abstained": rest.pop("abstained"), "source": receipt["source"]}
     more = {name: value for name, value in rest.items() if value is not None}
-    return {**head, "queries_left": receipt["queries_left"], **more, "receipt": receipt}
+    return _sendable({**head, "queries_left": receipt["queries_left"], **more, "receipt": receipt})
+
+
+def _sendable(shown: dict[str, Any]) -> dict[str, Any]:
+    """Returns JSON values with a question mark for each half of a surrogate pair, which has no bytes in UTF-8."""
+    sent: dict[str, Any] = json.loads(json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace"))
+    return sent
 
 
 def _now() -> str:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from langchain_dpicl import DPVotingRunnable
+from langchain_dpicl.cli import serve
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
@@ -51,6 +52,11 @@ def test_no_proxy_of_the_host_sees_a_prompt(compose: dict[str, Any], monkeypatch
     client = httpx.Client()
     assert client._transport_for_url(httpx.URL(environment["MODEL_URL"])) is client._transport
     assert client._transport_for_url(httpx.URL("http://other.example")) is not client._transport
+
+
+def test_docker_waits_until_the_workers_have_closed_the_ledger(compose: dict[str, Any]) -> None:
+    waits = compose["services"]["service"]["stop_grace_period"]
+    assert int(waits.removesuffix("s")) >= serve._GRACE + serve._CLOSING + 5
 
 
 def test_one_door_is_open_and_only_to_this_host(compose: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -91,6 +93,29 @@ def test_a_release_is_built_by_what_is_locked_alone() -> None:
     release = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["release"]
     assert "hatchling" not in {Requirement(one).name for one in release}
     assert Path(sys.prefix) / "build" / "bin" / "python" == check_release.BUILDER
+
+
+def imported(body: list[ast.stmt]) -> Iterator[str]:
+    """The packages that statements import when they run, but those that only type checkers read."""
+    for each in body:
+        if isinstance(each, ast.Import):
+            yield from (one.name.partition(".")[0] for one in each.names)
+        elif isinstance(each, ast.ImportFrom):
+            yield str(each.module).partition(".")[0]
+        elif isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING":
+            yield from imported(each.orelse)
+        elif isinstance(each, ast.If | ast.Try | ast.With):
+            yield from imported([one for one in ast.walk(each) if isinstance(one, ast.Import | ast.ImportFrom)])
+
+
+def test_what_a_module_imports_when_it_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    declared = {canonicalize_name(Requirement(one).name) for one in asked}
+    for path in (ROOT / "langchain_dpicl").rglob("*.py"):
+        needed = {*imported(ast.parse(path.read_text()).body)} - sys.stdlib_module_names
+        assert {canonicalize_name(name) for name in needed} <= declared, path
 
 
 def test_torch_is_held_at_one_version_that_pyproject_allows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import pickle
 import sys
@@ -120,6 +121,27 @@ def test_the_component_has_the_last_word_on_caps(house: House) -> None:
     assert tool.invoke(call("b"), thread()).content == CAPPED
 
 
+@pytest.mark.parametrize("door", ["tool", "middleware"])
+def test_an_allowance_of_threads_beside_a_cap_of_tenants_is_refused(house: House, door: str) -> None:
+    voter = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=9))
+    if door == "middleware":
+        pytest.importorskip("langchain.agents")
+    make = voter.as_tool if door == "tool" else functools.partial(agents.DPVotingMiddleware, voter)
+    with pytest.raises(ConfigurationError, match=r"queries_per_thread: expected None.* tenant_max_queries.*found 5"):
+        make(queries_per_thread=5)
+
+
+def test_the_middleware_counts_tenants_where_the_component_has_a_cap_of_them(house: House) -> None:
+    pytest.importorskip("langchain.agents")
+    capped = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=1))
+    [tool] = agents.DPVotingMiddleware(capped).tools
+    assert tool.invoke(call("a"), thread(1, tenant="oslo")).status == "success"
+    assert tool.invoke(call("b"), thread(2, tenant="oslo")).content == CAPPED
+    assert capped.share.used_by("oslo") == 1
+    [usual] = agents.DPVotingMiddleware(house.voter()).tools
+    assert usual.queries_per_thread == 5
+
+
 def test_a_spent_share_reads_otherwise_than_a_used_allowance(house: House) -> None:
     tool = house.voter(max_queries=1).as_tool(queries_per_thread=3)
     tool.invoke(call("a"), thread())
@@ -215,7 +237,7 @@ def test_metadata_say_what_is_left_in_flat_public_values(house: House) -> None:
 
 
 def test_the_lowest_cap_is_what_the_metadata_show(house: House) -> None:
-    tool = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=3)).as_tool(queries_per_thread=5)
+    tool = house.voter().as_tool(queries_per_thread=3)
     shown = [tool.standing(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
     assert shown == [3, 1]
 

@@ -44,6 +44,7 @@ from langchain_dpicl.budget.handler import (
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
+    LedgerUnavailableError,
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
@@ -53,6 +54,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 from tests.contracts.front_room import AsyncObserver, FailingAsyncObserver, FailingObserver, Observer
 from tests.ledgers import use_simple_prices
 
@@ -576,6 +578,27 @@ def test_what_stays_charged_is_told_at_the_end_of_the_block(
     charged = (CHARGED, {"component": "Component", "tickets": 3, "share": shown, "budget": LIMITS})
     assert observer.heard[0] == charged
     assert [name for name, _ in observer.heard] == [CHARGED, *([REFUSED] if fails else [])]
+
+
+def test_a_charge_is_reported_while_the_ledger_is_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_simple_prices(monkeypatch)
+    observer, held = Observer(), handler()
+    share = held.budget.declare("votes", tickets=[Ticket("t", PureEvent(0.1), max_count=9)], epsilon=1.0, delta=1e-8)
+
+    def refresh(_: LedgerWriter) -> None:
+        raise LedgerUnavailableError("out")
+
+    def block() -> None:
+        with RunEvents("Component", budget=held, share=share) as events:
+            events.tickets += 1
+            monkeypatch.setattr(LedgerWriter, "refresh", refresh)
+
+    run(block, observer)
+    shown = {"name": "votes", "epsilon": None, "delta": None}
+    assert observer.heard == [(CHARGED, {"component": "Component", "tickets": 1, "share": shown, "budget": LIMITS})]
+    assert not caplog.messages
 
 
 def test_a_block_that_charged_nothing_tells_nothing() -> None:

@@ -1074,6 +1074,33 @@ def test_a_plan_of_votes_is_that_of_the_answers_that_are_asked_for(
     assert bool(plan["constants"]) == (answers == "abstain_below=auto")
 
 
+@pytest.mark.parametrize(
+    ("method", "terms"),
+    [
+        ("voting", ["--public-size", "8000", "--max-queries", "500", *TWO]),
+        ("training", ["--public-size", "8000", "--set", "training={expected_batch_size=30,steps=3}"]),
+        ("evolution", ["--public-size", "900", "--set", "evolution.rounds=3"]),
+        ("generation", ["--public-size", "8000"]),
+    ],
+)
+def test_the_noise_that_a_plan_prints_is_enough(
+    method: str, terms: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "--method", method, *terms, "--epsilon", "1", "--delta", "1e-6", "--no-compare"]
+    assert main(asked) == 0
+    printed = re.search(r"multiplier ([\d.]+)", capsys.readouterr().out)
+    assert printed is not None
+    assert main([*asked, "--set", f"noise.multiplier={printed[1]}", "--json"]) == 0, capsys.readouterr().err
+    exact = json.loads(capsys.readouterr().out)["plan"]["noise_multiplier"]
+    assert exact == float(printed[1])
+
+
+def test_a_refusal_of_too_little_noise_rounds_its_cost_up(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "8000", "--max-queries", "500", *TWO, "--no-compare"]
+    assert main(["plan", "--method", "voting", *terms, "--set", "noise.multiplier=1.2507"]) == 2
+    assert "costs at most epsilon 1.0, found 1.00002" in capsys.readouterr().err
+
+
 def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--no-compare"]
     assert main(["plan", *terms, "--set", "cost.price_in=-1.0"]) == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.privacy._validate import round_up_at
 from langchain_dpicl.soft_prompts.plan import plan_training
 
 
@@ -56,7 +57,7 @@ def test_other_batches_stand_beside_it_at_as_many_gradients(capsys: pytest.Captu
     assert lengths == sorted(lengths, reverse=True)
     terms: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6, "expected_batch_size": 300, "l2_clip_norm": 0.1}
     same = plan_training(2000, **terms, width=7680, steps=20, is_rough=True)
-    assert options[1]["noise_multiplier"] == round(same.noise_multiplier, 4)
+    assert options[1]["noise_multiplier"] == round_up_at(same.noise_multiplier)
     assert options[1]["noise_scale"] == same.noise_scale
 
 

@@ -118,3 +118,16 @@ def test_the_fullest_window_is_found_among_all() -> None:
     assert heaviest(shares, 30) == pytest.approx(0.9)  # the window from 41 to 70
     assert heaviest(shares, 29) == pytest.approx(0.6)
     assert heaviest([], 30) == 0.0
+
+
+def test_every_form_of_the_report_rounds_up_what_is_promised() -> None:
+    stated = Budget(epsilon=1.2345612, delta=1.0000001e-6, per="30 days")
+    stated.declare("q", tickets=[Ticket("run", GaussianEvent(9.0))], epsilon=1.0, delta=2.004e-7, extent=(0, 6))
+    report = stated.report()
+    for text in (report.to_text(), report.to_markdown(), report.to_html()):
+        assert "(1.23457, 1.00001e-06)-DP" in text
+        assert "(2.46913, 4.44e-06)-DP" in text  # (1 + exp(epsilon)) * delta is 4.4369e-06
+        assert "60 blocks: at most epsilon" in text
+        assert "delta 2.01e-07" in text
+        assert "1e-06" not in text.replace("1.00001e-06", "")
+    assert verify_report(report).ok

@@ -233,7 +233,9 @@ def over_standard_input(config: Path) -> StdioServerParameters:
     """The command for acme, on a new ledger. Neither key is set there: none is needed."""
     new_ledger("budget.db")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
+    # A shell starts jobs in the background with Ctrl-C ignored, which is inherited.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code += "; from langchain_dpicl.cli.main import main; sys.exit(main())"
     arguments = ["-c", code, "mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
     return StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
 
@@ -249,7 +251,10 @@ async def test_over_standard_input_the_command_says_for_whom_it_answers(config: 
         assert refused(await client.call_tool("ask", {"question": "?", "tenant": "globex"})) == "tenant_given"
 
 
-def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standard_input(config: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standard_input(
+    config: Path, number: signal.Signals, code: int
+) -> None:
     command = over_standard_input(config)
     who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     asked = {"name": "ask", "arguments": {"question": "card?"}}
@@ -266,8 +271,11 @@ def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standar
         process.stdin.writelines(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages)
         process.stdin.flush()
         assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
-        process.terminate()
-        assert process.wait(timeout=300) == 0  # its standard input is still open
+        process.send_signal(number)
+        try:
+            assert process.wait(timeout=120) == code  # its standard input is still open
+        finally:
+            process.kill()
     with open_store("budget.db") as store:
         assert Budget.open(store).dangling() == ()
 

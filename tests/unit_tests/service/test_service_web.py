@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from langchain_dpicl.baselines import real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
@@ -29,10 +30,13 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
 )
+from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.service.service import RateLimit, RefusalLog
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import FileAnchor, open_store
-from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, Client, change, new_folder, new_ledger, running
+from tests.sealed_files import paid
+from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, WRITER, Client, change, new_folder, new_ledger, running
 
 
 @contextlib.asynccontextmanager
@@ -437,6 +441,30 @@ async def test_what_is_offered_stands_in_the_description_and_nothing_else(config
         assert (await client.send("GET", "/docs")).status_code == 404  # it would load scripts from elsewhere
 
 
+async def test_half_of_a_surrogate_pair_in_an_answer_is_replaced(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    change(config, "[operator]", 'demonstrations = "demos.json"\n[operator]')
+    ReleasedDemonstrations(({"text": "tea\ud83d"},), paid(1.5), {}).save(config.parent / "demos.json")
+    monkeypatch.setattr(WRITER, "answer", lambda _: "caf\ud83d")
+    async with asking(config, ledger) as client:
+        answers = [await client.ask("cough?", door="answer") for _ in range(2)]
+        assert [(one.status_code, one.json().get("answer")) for one in answers] == [(200, "caf?")] * 2
+        assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "tea?"}]
+
+
+async def test_demonstrations_without_a_finite_epsilon_are_not_offered(config: Path, ledger: str) -> None:
+    change(config, "[operator]", 'demonstrations = "demos.json"\n[operator]')
+    records = [{"text": CANARY, "topic": topic} for topic in LABELS]
+    private = PrivateExamples(records, label_key="topic", labels=LABELS, public_size=2)
+    real_demonstrations_without_privacy(private, shots_per_label=1).save(config.parent / "demos.json")
+    with pytest.raises(ConfigurationError, match="a release with a finite epsilon, found inf") as refused:
+        async with asking(config, ledger):
+            pass
+    assert CANARY not in str(refused.value)
+
+
 async def test_free_and_retrieved_answers_have_tables_of_their_own(config: Path, ledger: str) -> None:
     change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
     async with asking(config, ledger) as client:
@@ -461,6 +489,28 @@ def test_a_component_has_no_budget_of_its_own(config: Path, ledger: str, entry: 
     change(config, "[tenants.acme]", f"[ask.budget]\n{entry}\n[tenants.acme]")
     with pytest.raises(ConfigurationError, match=rf"\[ask\] budget: expected .*{entry.split(maxsplit=1)[0]}"):
         read_app(config, ledger)
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("[ask.guess]\nskill = 0.9", "guess.skill"),
+        ("[ask.cost]\nprice_in = 3.0", "cost"),
+        ('[ask.model]\nname = "m"\nembeddings = "e"', "model.embeddings"),
+    ],
+)
+def test_settings_that_a_service_does_not_read_are_refused(config: Path, ledger: str, table: str, key: str) -> None:
+    change(config, "[tenants.acme]", f"{table}\n[tenants.acme]")
+    with pytest.raises(ConfigurationError, match=rf"\[ask\] settings: expected .*, found \['{key}'\]"):
+        read_app(config, ledger)
+
+
+@pytest.mark.parametrize("entry", ["[data]\nfilee = 3", "[model]\nprivate_proces = true"])
+def test_a_shared_table_is_checked_where_no_component_takes_it(tmp_path: Path, entry: str) -> None:
+    config = tmp_path / "app.toml"
+    config.write_text(f'demonstrations = "demos.json"\n[tenants.acme]\nkey_env = "ACME_KEY"\n{entry}\n')
+    with pytest.raises(ConfigurationError, match=rf"{entry[1:5]}.*: expected options among"):
+        read_app(config, None)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

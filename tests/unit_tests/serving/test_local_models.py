@@ -231,7 +231,9 @@ class TestLengthStopAndSampling:
         model = make().bind(stop=["never"], logprobs=True, top_logprobs=1, seed=3, top_k=2, top_p=0.5, **passed)
         assert said(model) == "".join(streamed(model)) == said(make())
 
-    @pytest.mark.parametrize("fault", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}])
+    @pytest.mark.parametrize(
+        "fault", [{"top_k": 0}, {"top_k": "x"}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_p": "x"}, {"max_tokens": 0}]
+    )
     def test_what_is_out_of_range_is_refused(self, make, fault):
         with pytest.raises(ConfigurationError, match=next(iter(fault))):
             make(**fault)

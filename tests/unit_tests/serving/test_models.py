@@ -101,7 +101,7 @@ class TestChains:
         }
         assert "backend" not in repr(model) + str(model.model_dump())
 
-    @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}])
+    @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}, {"seed": -1}])
     @pytest.mark.parametrize("kind", [EmbeddedLLM, ChatEmbedded])
     def test_parameters_out_of_range_are_refused(self, kind, fault):
         with pytest.raises(ConfigurationError, match=next(iter(fault))):
@@ -123,6 +123,25 @@ class TestLengthAndStop:
         assert self.text(model, stream=stream, stop=["o three"]) == " one tw"
         assert self.text(model, stream=stream, stop=["four", "two"]) == " one "
         assert self.text(model, stream=stream, stop=["fives", " one two four"]) == whole
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_text_as_stop_is_one_string(self, model, stream):
+        assert self.text(model, stream=stream, stop="o three") == " one tw"
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            *({"max_tokens": wrong} for wrong in ("x", 1.5, 0)),
+            *({"temperature": wrong} for wrong in ("hot", -1.0, math.nan)),
+            *({"seed": wrong} for wrong in ("x", -1)),
+            *({"stop": wrong} for wrong in (5, [5])),
+            {"top_logprobs": "x"},
+        ],
+        ids=str,
+    )
+    def test_options_of_a_call_out_of_range_are_refused(self, model, fault):
+        with pytest.raises(ConfigurationError, match=rf"{next(iter(fault))}: expected .*, found"):
+            model.invoke(PROMPT, **fault)
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_max_tokens_is_of_the_model_or_of_the_call(self, model, stream):
