@@ -770,16 +770,25 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     def _release(self, item: _Label, call: RunCall) -> None:
         """Releases the words of a label, and its pairs, each once; what an earlier call released or lost stays so."""
-        if item.words is None and not item.is_lost:
+        if item.words is None and self._is_left(item, WORD_TEMPLATE):
             ticket = self._ticket(item, WORD_TEMPLATE, call)
             item.words = release_words(self._private, ticket, plan=self.plan.release, known=public_words())
         self._commit(item)
-        if self.plan.pairs is not None and item.words is not None and item.pairs is None and not item.is_lost:
+        if (
+            self.plan.pairs is not None
+            and item.words is not None
+            and item.pairs is None
+            and self._is_left(item, PAIR_TEMPLATE)
+        ):
             ticket, known = self._ticket(item, PAIR_TEMPLATE, call), tuple(word for word, _ in item.words)
             item.pairs = release_words(self._private, ticket, plan=self.plan.pairs, known=known)
         self._commit(item)
         item.done = True
         call.tick()
+
+    def _is_left(self, item: _Label, template: str) -> bool:
+        """Whether a label's ticket is unused: a process that ended may have used it, or lost what it paid for."""
+        return not item.is_lost and self.share.remaining(template, label=item.label) > 0
 
     def _ticket(self, item: _Label, template: str, call: RunCall) -> Reservation:
         item.ticket = ticket = self.share.reserve(template, label=item.label)
@@ -797,7 +806,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     def _value(self) -> ReleasedWords:
         if all(item.words is None for item in self._items):
             if self.is_finished:
-                msg = f"{self.component!r}: its tickets burnt without a result. Declare another component."
+                msg = f"{self.component!r}: its tickets were used or burnt before. Declare another component."
                 raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
             raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)
