@@ -450,6 +450,11 @@ class TestThePlan:
         with pytest.raises(ConfigurationError, match="noise_multiplier"):
             plan_words(epsilon=0.1, delta=1e-6, noise_multiplier=1.0)
 
+    @pytest.mark.parametrize("labels", [None, "ab", 5])
+    def test_refuses_what_is_no_list_of_labels(self, labels: Any) -> None:
+        with pytest.raises(ConfigurationError, match="labels: expected a list of texts, found "):
+            plan_words(epsilon=1.0, delta=1e-6, labels=labels)
+
     @pytest.mark.parametrize(
         ("options", "said"),
         [
