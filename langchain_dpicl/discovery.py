@@ -143,11 +143,15 @@ class DiscoveryPlan(SharePlan):
         return _priced(count_release(shown["counts"]), check_delta(shown["delta"]), shown["dataset_id"])
 
 
-def _listed(values: Any) -> tuple[Any, ...] | None:
-    """Returns the declared values; refuses one text, whose letters would be counted."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable | None):
-        raise fail("values", "a list of texts", values)
-    return None if values is None else tuple(values)
+def _declared(values: Any) -> tuple[Any, ...] | None:
+    return None if values is None else _listed("values", values)
+
+
+def _listed(name: str, values: Any) -> tuple[Any, ...]:
+    """Returns public texts; refuses one text, whose letters would be taken for them."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise fail(name, "a list of texts", values)
+    return tuple(values)
 
 
 def plan_discovery(
@@ -183,7 +187,7 @@ def plan_discovery(
     (15, 17)
     """
     check_delta(delta)
-    declared = _listed(values)
+    declared = _declared(values)
     rule = UnitValues(field, max_values, declared, fold_case)
     is_unknown = field is not None and declared is None
     if is_unknown:
@@ -357,7 +361,7 @@ class UnitCounter(_Counting):
             raise fail("values", f"every value that {counted!r} may have", values, advice)
         if counted is None and values is not None:
             raise fail("field", "the field that holds the values", field)
-        rule = UnitValues(counted, max_values, _listed(values), fold_case)
+        rule = UnitValues(counted, max_values, _declared(values), fold_case)
         return cls._planned(private, budget, rule, epsilon=epsilon, noise=noise, component=component)
 
     afrom_private_examples = awaitable(from_private_examples)
@@ -468,7 +472,7 @@ def public_vocabulary(
       stop_words: words to leave out; English ones by default.
 
     Raises:
-      ConfigurationError: no word is left, or `size` is out of range.
+      ConfigurationError: no word is left, `size` is out of range, or `stop_words` is no list.
 
     >>> public_vocabulary(["The card was lost", "a lost phone"], size=2)
     ('lost', 'phone')
@@ -476,15 +480,16 @@ def public_vocabulary(
     500
     """
     check_int("size", size, low=1, high=MOST_KEYWORDS)
+    left_out = frozenset(_listed("stop_words", stop_words))
     if texts is not None:
-        ranked_words = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=stop_words).words
+        ranked_words = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=left_out).words
         words_of_it = tuple(word for word in ranked_words if _says_something(word))[:size]
         if not words_of_it:
             raise fail(
                 "texts", "texts with words of at least three letters that are not stop words", f"{len(texts)} without"
             )
         return words_of_it
-    tables, left_out = load_tables(), frozenset(stop_words)
+    tables = load_tables()
     # The embedded model's tokens that begin with a blank are whole words; unigram counts rank them.
     pieces = (token.decode("utf-8", "ignore") for token in tables.token_bytes)
     words = {
@@ -618,7 +623,7 @@ def plan_words(
     check_positive_delta(delta)
     check_flag("pairs", pairs)
     rule = UnitWords(field, max_values, denied_words(deny), public_words().digest)
-    split = tuple(check_name("label", label) for label in labels)
+    split = tuple(check_name("label", label) for label in _listed("labels", labels))
     rounds = 2 if pairs else 1
     failure = delta * FOR_THRESHOLDS / rounds / num_branches(len(split), adjacency)
 
@@ -770,16 +775,25 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     def _release(self, item: _Label, call: RunCall) -> None:
         """Releases the words of a label, and its pairs, each once; what an earlier call released or lost stays so."""
-        if item.words is None and not item.is_lost:
+        if item.words is None and self._is_left(item, WORD_TEMPLATE):
             ticket = self._ticket(item, WORD_TEMPLATE, call)
             item.words = release_words(self._private, ticket, plan=self.plan.release, known=public_words())
         self._commit(item)
-        if self.plan.pairs is not None and item.words is not None and item.pairs is None and not item.is_lost:
+        if (
+            self.plan.pairs is not None
+            and item.words is not None
+            and item.pairs is None
+            and self._is_left(item, PAIR_TEMPLATE)
+        ):
             ticket, known = self._ticket(item, PAIR_TEMPLATE, call), tuple(word for word, _ in item.words)
             item.pairs = release_words(self._private, ticket, plan=self.plan.pairs, known=known)
         self._commit(item)
         item.done = True
         call.tick()
+
+    def _is_left(self, item: _Label, template: str) -> bool:
+        """Whether a label's ticket is unused: a process that ended may have used it, or lost what it paid for."""
+        return not item.is_lost and self.share.remaining(template, label=item.label) > 0
 
     def _ticket(self, item: _Label, template: str, call: RunCall) -> Reservation:
         item.ticket = ticket = self.share.reserve(template, label=item.label)
@@ -797,7 +811,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     def _value(self) -> ReleasedWords:
         if all(item.words is None for item in self._items):
             if self.is_finished:
-                msg = f"{self.component!r}: its tickets burnt without a result. Declare another component."
+                msg = f"{self.component!r}: its tickets were used or burnt before. Declare another component."
                 raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
             raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)

@@ -214,6 +214,8 @@ class LabelledPool(Released):
         Raises:
           ConfigurationError: an entry does not fit the pool.
         """
+        if not isinstance(entries, Iterable):
+            raise fail("entries", "a sequence", type(entries).__name__)
         return replace(self, entries=(*self.entries, *entries))
 
     def with_threshold(self, votes: float) -> LabelledPool:

@@ -88,7 +88,7 @@ class RunJournal:
     def __init__(
         self, path: str | os.PathLike[str], *, component: str, ledger_id: str, dataset_id: str, plan: Mapping[str, Any]
     ) -> None:
-        self._path = check_target("checkpoint", path)
+        self._path = check_target("checkpoint", path).absolute()
         digest = _digest("", plain_json("plan", plan))
         terms = dict(zip(_TERMS, (component, ledger_id, dataset_id, digest), strict=True))
         self._head = {"format": FORMAT, "version": VERSION, **terms}

@@ -519,6 +519,17 @@ _KINDS: dict[str, TaskKind] = {
     "LMHeadModel": "causal_lm",
 }
 _MOST_CONFIG = 1 << 24
+_BESIDE_GRADIENTS = (
+    "task",
+    "method",
+    "num_virtual_tokens",
+    "tokenizer_fingerprint",
+    "initial",
+    "weights_digest",
+    "arrays",
+    "peft_config",
+)
+"""What an engine needs besides the methods of `GradientBackend`, so that its parameters become a `SoftPrompt`."""
 
 
 def engine_of(
@@ -535,6 +546,9 @@ def engine_of(
       task: template and answers; None: the usual template of the model's kind, and `labels`.
       prompt: what is trained.
       labels: the answers of a task that is not given; (): the prompt learns to write texts.
+
+    Raises:
+      ConfigurationError: a wrong type, or an engine that lacks what a `SoftPrompt` is made of.
     """
     wanted = SoftPromptConfig() if prompt is None else prompt
     if not isinstance(wanted, SoftPromptConfig):
@@ -542,6 +556,9 @@ def engine_of(
     if not isinstance(task, PromptTask | None):
         raise fail("task", "PromptTask(...)", type(task).__name__)
     if isinstance(llm, GradientBackend):
+        if missing := [name for name in _BESIDE_GRADIENTS if not hasattr(llm, name)]:
+            expected = f"an engine that also has {', '.join(missing)}"
+            raise fail("llm", expected, type(llm).__name__, "A SoftPrompt is made of them: add them to the engine.")
         if task is not None or wanted.replace(init_text=None) != SoftPromptConfig():
             expected = "no task, and of a prompt init_text alone, together with an engine, which has its own"
             raise fail("task, prompt", expected, "others")

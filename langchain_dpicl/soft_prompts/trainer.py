@@ -171,10 +171,12 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
           prompt: a `SoftPromptConfig`: the numbers that are trained; see there.
           noise: a `Noise`; its mechanism is Gaussian.
           fields: the records' fields that hold the text, the target and the second text (pair); by default the
-            examples' text and label.
+            examples' text and label, which is checked when they are built. With another target and a task with
+            labels, a value that is not exactly a label counts zero, and nothing tells you.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           checkpoint: file that stores the released weights of each step before its ticket is committed. If it exists,
-            the run continues from it, with the same ledger, plan and model only, and the remaining tickets.
+            the run continues from it, with the same ledger, plan and model only, and the remaining tickets. The
+            weights are in two files beside it, FILE.arrays0 and FILE.arrays1: keep the three together.
 
         Raises:
           ConfigurationError: a public argument is invalid, or the extra `hf` is not installed; nothing was charged and

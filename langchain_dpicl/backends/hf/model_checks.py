@@ -31,10 +31,23 @@ _CALLED_INSTEAD = ("forward", "_compiled_call_impl")
 _TRUSTED_PACKAGES = frozenset({"torch", "transformers", "langchain_dpicl"})
 
 
+def end_training_mode(model: Any) -> None:
+    """Puts a model into evaluation mode, with every part: dropout takes coins that depend on a row's place.
+
+    The model's own flag says nothing of its parts, and a part's `train` may ignore its argument.
+    """
+    parts = list(model.modules())
+    if any(part.training for part in parts):
+        model.eval()
+        for part in parts:
+            part.training = False
+
+
 class Hooks:
     """Checks the hooks on forward and backward of a model and its parts.
 
-    Hooks of torch, transformers, accelerate and peft are accepted, and those of modules that the operator names.
+    Hooks of torch, transformers, accelerate and peft are accepted, and those of modules that the operator names. Each
+    private call is checked, so that training mode ends here too.
     """
 
     def __init__(self, model: Any) -> None:
@@ -45,6 +58,7 @@ class Hooks:
 
     def check(self) -> None:
         """Inspects the model as it is now; raises UnsilencableModelError if foreign code would see private values."""
+        end_training_mode(self._model)
         parts = list(self._model.modules())
         kinds = {type(part) for part in parts}
         hooked = [part for part in parts if _holds_any(vars(part))]

@@ -264,8 +264,7 @@ def frozen(model: Any) -> Iterator[None]:
     Gradients can be computed inside even if the caller has switched them off.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if model.training:
-        model.eval()
+    model_checks.end_training_mode(model)
     for parameter in learning:
         parameter.requires_grad_(False)
     try:
@@ -794,8 +793,7 @@ class SoftPromptScorer:
     def _score(self, method: Method, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
         """Reads texts of one method's prompts in one forward."""
         prompted = self._prompted[method]
-        if prompted.model.training:
-            prompted.model.eval()
+        model_checks.end_training_mode(prompted.model)
         taught = [self._taught[one.prompt] for one in questions]
         read = [one.reader.input(asked.text, asked.pair) for one, asked in zip(taught, questions, strict=True)]
         length = max(len(one.ids) for one in read)

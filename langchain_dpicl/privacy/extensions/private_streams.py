@@ -241,6 +241,8 @@ class PrivateStream(Opaque):
 class PrivateRange(PrivateExamples):
     """The people of some blocks of a `PrivateStream`, for releases. Made by the stream's methods.
 
+    `remove` deletes a person from the stream and from all its ranges; see `PrivateStream.remove`.
+
     Raises:
       ConfigurationError: it was called; only a stream makes ranges.
     """
@@ -264,7 +266,8 @@ class PrivateRange(PrivateExamples):
         length = blocks[1] - blocks[0] + 1
         size = declared.total_size if declared.stream is None else declared.stream.size_of(length)
         own = {name: getattr(declared, name) for name in Declaration.__slots__} | {"public_size": size}
-        made._adopt(Declaration(**own), sealed, stream._bond)  # noqa: SLF001
+        opened, _, split = sealed  # a removal is the stream's, so that no other range keeps the person
+        made._adopt(Declaration(**own), (opened, stream._remove, split), stream._bond)  # noqa: SLF001
         made._identity = stream._identity  # noqa: SLF001  ledgers bind the stream
         return made
 

@@ -253,8 +253,24 @@ class TestWhatIsPaid:
     def test_the_same_name_and_plan_find_the_same_share_in_another_process_and_no_second_ticket(self) -> None:
         private, budget = notes(), house(store=InMemoryStore())
         finder(private, budget, component="mine").run()
-        with pytest.raises(PrivacyBudgetExceededError):
+        with pytest.raises(PrivacyBudgetExceededError, match="used or burnt before"):
             finder(private, budget, component="mine").run()
+
+    @pytest.mark.parametrize("pairs", [False, True])
+    def test_another_process_uses_the_tickets_that_are_left(self, pairs: bool) -> None:
+        private, budget = by_kind(), house(store=InMemoryStore())
+        options: dict[str, Any] = {"component": "mine", "pairs": pairs, "epsilon": 2.0}
+        stopped = finder(private, budget, **options).stream(progress=False)
+        next(stopped)
+        stopped.close()
+        found = finder(private, budget, **options).run()
+        assert {label: set(words) for label, words in found.by_label.items()} == {
+            "new": set(),
+            "old": {"velda", "friend", "otter"},
+            "none": set(),
+        }
+        assert [bool(group.pairs) for group in found.groups] == [False, pairs, False]
+        assert verify_report(found).ok
 
     def test_a_ticket_of_other_parameters_is_refused_before_it_burns(self) -> None:
         private, budget = notes(), house()
@@ -433,6 +449,11 @@ class TestThePlan:
         assert plan_words(epsilon=None, delta=1e-6, noise_multiplier=10.0).epsilon < 0.5
         with pytest.raises(ConfigurationError, match="noise_multiplier"):
             plan_words(epsilon=0.1, delta=1e-6, noise_multiplier=1.0)
+
+    @pytest.mark.parametrize("labels", [None, "ab", 5])
+    def test_refuses_what_is_no_list_of_labels(self, labels: Any) -> None:
+        with pytest.raises(ConfigurationError, match="labels: expected a list of texts, found "):
+            plan_words(epsilon=1.0, delta=1e-6, labels=labels)
 
     @pytest.mark.parametrize(
         ("options", "said"),

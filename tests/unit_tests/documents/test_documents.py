@@ -692,3 +692,6 @@ class TestThePublicVocabulary:
         for wrong in ({"size": 0}, {"texts": ["the"]}, {"texts": "text"}, {"texts": ["7 TV"]}):
             with pytest.raises(ConfigurationError):
                 public_vocabulary(**wrong)
+        for words in (None, "the", 5):
+            with pytest.raises(ConfigurationError, match="stop_words: expected a list of texts, found "):
+                public_vocabulary(["a lost card"], stop_words=words)  # type: ignore[arg-type]

@@ -391,6 +391,15 @@ class TestThePlan:
         assert "0 releases words of each topic alone: no text and no model" in str(caught.value)
         assert "1 or more writes so many texts of each topic" in str(caught.value)
 
+    def test_a_plan_that_never_ran_fixes_no_number_of_topics(self, tmp_path: Path) -> None:
+        private = PrivateExamples(NOTES, public_size=600)
+        house(store=SQLiteStore.new(path := tmp_path / "ledger.db")).close()
+        for number in (2, 3):
+            budget = Budget.open(SQLiteStore(path))
+            made = maker(budget, private, topics=Topics(VOCABULARY, number, min_units=100))
+            assert (made.component, made.plan.num_topics) == ("documents", number)
+            budget.close()
+
     def test_a_document_may_have_a_field_named_topic(self) -> None:
         private = PrivateExamples([{"text": note, "topic": "x"} for note in NOTES], fields=("topic",), public_size=600)
         assert held(maker(notes=private).run(progress=False))["card"] == {"declined", "grenko"}

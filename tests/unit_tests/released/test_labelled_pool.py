@@ -160,6 +160,9 @@ class TestPool:
         assert first.with_entries(iter([WAITING, REJECTED])).entries == (PUBLIC, WAITING, REJECTED)
         assert first.entries == (PUBLIC,)
         assert first.with_entry(LABELLED) == replace(first, entries=[PUBLIC, LABELLED])
+        for wrong in (None, 5, "ab"):
+            with pytest.raises(ConfigurationError, match="entries"):
+                first.with_entries(wrong)
 
     def test_a_waiting_entry_gives_its_place_to_what_was_released_for_it(self):
         done = PoolEntry(WAITING.fields, "card", "labelled")

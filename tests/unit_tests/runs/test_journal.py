@@ -157,6 +157,16 @@ def test_the_arrays_of_the_last_release_are_read_back(path: Path) -> None:
     ]
 
 
+def test_a_relative_path_stays_where_it_was_when_the_run_was_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    made = journal(Path(path.name))
+    (elsewhere := path.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    made.append({"step": 1}, arrays=b"1")
+    assert made.arrays() == journal(path).arrays() == b"1"
+    assert not list(elsewhere.iterdir())
+
+
 def test_arrays_whose_line_was_not_written_do_not_replace_those_of_the_last_release(path: Path) -> None:
     made = journal(path)
     made.append({"step": 0}, arrays=b"zero")

@@ -207,6 +207,13 @@ async def test_it_is_a_runnable() -> None:
     assert served.scores([]) == []
 
 
+def test_a_part_of_the_model_in_training_mode_changes_no_score() -> None:
+    served = classifier("bert head", prompt("bert head", "soft_prompt", HEAD))
+    before = served.scores(TEXTS)
+    parts("bert head")[0].bert.encoder.train()
+    assert served.scores(TEXTS) == before
+
+
 def test_what_a_chain_hands_on_is_taken_for_its_text() -> None:
     served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
     filled = {"what": TEXTS[1]}

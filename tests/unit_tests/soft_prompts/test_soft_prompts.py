@@ -249,6 +249,17 @@ def test_a_target_may_be_any_declared_field_and_undeclared_labels_count_zero() -
     prepared(private, fields={"target": "mood"}, training=training(expected_batch_size=40, steps=1)).run()
 
 
+@pytest.mark.parametrize("name", ["task", "initial", "weights_digest", "arrays", "peft_config"])
+def test_an_engine_without_what_a_prompt_is_made_of_is_refused_before_it_is_paid_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LogisticEngine()
+    vars(engine).pop(name, None)
+    monkeypatch.delattr(LogisticEngine, name)
+    with pytest.raises(ConfigurationError, match=f"llm: expected an engine that also has {name}, found 'LogisticE"):
+        prepared(engine=engine)
+
+
 def test_a_task_that_writes_texts_writes_labels_only_if_asked_to() -> None:
     """Otherwise one would learn only when it is paid for that the prompt chooses no label."""
     engine = LogisticEngine(task=PromptTask("causal_lm", "{text} ="))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import random
 import traceback
@@ -164,6 +165,19 @@ def test_a_removed_person_is_gone_from_every_range_and_brings_nothing_back() -> 
     assert texts(some.last(11)) == [("b",)]
     with pytest.raises(ConfigurationError, match="person"):
         some.remove(1.5)  # type: ignore[arg-type]
+
+
+def test_a_person_removed_through_a_range_is_gone_from_the_stream() -> None:
+    some = stream()
+    some.extend([record(), record("bob", "b")])
+    one, other = some.last(10), some.last(11)
+    one.remove("ann")
+    assert texts(one) == texts(other) == [(), ("b",)]
+    del one, other
+    gc.collect()  # a range is made anew once nobody holds it
+    assert texts(some.last(10)) == [("b",)]
+    with pytest.raises(ConfigurationError, match="unit"):
+        some.last(10).remove(1.5)  # type: ignore[arg-type]
 
 
 BAD = [

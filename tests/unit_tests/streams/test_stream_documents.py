@@ -70,7 +70,7 @@ def test_each_week_releases_words_of_its_own_topics_from_one_standing_share(
     (ticket,) = seal["components"][0]["tickets"]
     assert (ticket["template"], ticket["label"], ticket["max_count"]) == ("run", None, 6)
     assert [later["blocks"][0] - sooner["blocks"][1] for sooner, later in itertools.pairwise(reserved)] == ([1] * 7)
-    assert {line["dataset_id"] for line in lines(budget, "bind")} == {"notes", "notes by topics of docs"}
+    assert {line["dataset_id"] for line in lines(budget, "bind")} == {"notes", "notes by 10 topics of docs"}
     assert [sorted(topic for topic, _ in each.topics) for each in made[:3]] == [
         ["card"],
         ["boat", "card"],

@@ -188,6 +188,67 @@ class TestTraining:
         assert len(rows) == 1
 
 
+class Stubborn(torch.nn.Dropout):
+    """Drops numbers out whatever mode the model is put into, as Monte Carlo dropout is also written."""
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(mode or True)
+
+
+def _train_one_block(model: Any) -> None:
+    model.transformer.h[0].train()
+
+
+def _add_stubborn(model: Any) -> None:
+    model.transformer.drop = Stubborn(0.5)
+
+
+class TestPartsInTrainingMode:
+    """The flag of the model itself says nothing of its parts, where dropout would take coins by a row's place."""
+
+    @staticmethod
+    def stay(model: Any, ask: Callable[[], Any], change: Callable[[Any], None]) -> bool:
+        before = np.asarray(ask())
+        change(model)
+        assert not model.training
+        return bool(np.array_equal(before, np.asarray(ask())))
+
+    @pytest.mark.parametrize("change", [_train_one_block, _add_stubborn])
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda made: made.open([PROMPT]).score([5, 6, 7]),
+            lambda made: made.score_choices([PROMPT], ["yes", "no"]),
+            lambda made: made.complete([PROMPT], max_tokens=12),
+        ],
+        ids=["votes", "choices", "texts"],
+    )
+    def test_change_no_private_row(self, ask: Callable[[Any], Any], change: Callable[[Any], None]) -> None:
+        model = tiny_hf.gpt2()
+        made = engine(model)
+        assert self.stay(model, lambda: ask(made), change)
+
+    @pytest.mark.parametrize("change", [_train_one_block, _add_stubborn])
+    def test_change_no_gradient(self, change: Callable[[Any], None]) -> None:
+        model = tiny_hf.gpt2()
+        trained = TestTraining.made(model)
+        prompt = trained.initial("the sea")
+        groups = [[TrainingExample(PROMPT, target="good")]]
+
+        def ask() -> Any:
+            rows: list[Any] = []
+            trained.gradients(prompt, groups, add=lambda found: rows.append(np.array(found)))
+            return np.concatenate(rows)
+
+        assert self.stay(model, ask, change)
+
+    def test_are_put_into_evaluation_mode_when_an_engine_is_built(self) -> None:
+        model = tiny_hf.gpt2()
+        _add_stubborn(model)
+        engine(model)
+        assert not any(part.training for part in model.modules())
+
+
 class TestTheLibrariesOwn:
     def test_hooks_are_accepted(self) -> None:
         model = tiny_hf.llama()
