@@ -148,7 +148,7 @@ def _paid_for(state: dict[str, Any], names: Sequence[str]) -> Counter[str]:
         advice = "It was changed by hand: name another file, or move that one away."
         raise fail("--out", f"a list under {wrong[0]!r}", type(parts[wrong[0]]).__name__, advice)
     items = [item for part in parts.values() for item in part]
-    free = [isinstance(item, dict) and item.get("status") in {"waiting", "public"} for item in items]
+    free = [isinstance(item, dict) and item.get("status") in ("waiting", "public") for item in items]
     return Counter(json.dumps(item, sort_keys=True) for item, is_free in zip(items, free, strict=True) if not is_free)
 
 

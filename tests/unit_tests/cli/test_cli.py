@@ -973,6 +973,9 @@ class TestAnInterruptedRun:
             out.write_text(json.dumps({"examples": changed}))
             with pytest.raises(ConfigurationError, match="--out: expected a list under 'examples', found"):
                 again(run)
+        out.write_text(json.dumps({"examples": [{"status": []}]}))
+        with pytest.raises(ConfigurationError, match=refused):
+            again(run)
         released("a", "a").save(out)
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
