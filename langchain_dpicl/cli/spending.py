@@ -96,14 +96,19 @@ def records_of(settings: Settings) -> Path:
 
 def check_target(arguments: argparse.Namespace, settings: Settings, *, is_added_to: bool = False) -> None:
     """Refuses an --out that could not be written, that is another file of the same command, or that would be lost."""
+    out = needed_out(arguments)
+    check_out(out, *other_files(arguments, settings))
+    if not is_added_to:
+        check_kept(out, arguments, settings)
+
+
+def other_files(arguments: argparse.Namespace, settings: Settings) -> list[str | Path]:
+    """Returns the files that a command reads or keeps, which its --out must not be."""
     paths = [path for name, path in vars(arguments).items() if isinstance(path, Path) and name != "out"]
     kept = (settings.budget.ledger, settings.get("checkpoint"), settings.guess.rehearsal)
     memo = getattr(settings.get("serving"), "memo", None)
     named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
-    out = needed_out(arguments)
-    check_out(out, records_of(settings), *paths, *named)
-    if not is_added_to:
-        check_kept(out, arguments, settings)
+    return [records_of(settings), *paths, *named]
 
 
 def check_kept(file: Path, arguments: argparse.Namespace, settings: Settings) -> None:
