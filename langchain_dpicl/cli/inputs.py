@@ -136,7 +136,8 @@ def _is_same_file(first: Path, second: Path) -> bool:
     """Whether two paths name one file, which need not exist yet."""
     if first.exists() and second.exists():
         return first.samefile(second)
-    return check_path("path", first) == check_path("path", second)
+    name = "--out, or a path of the settings"
+    return check_path(name, first) == check_path(name, second)
 
 
 def open_records(path: Path) -> IO[str]:

@@ -782,7 +782,8 @@ class TestTheTargetFile:
     ) -> None:
         (config := tmp_path / "task.toml").write_text(f'{key} = "a\\u0000b"')
         assert generate(records, tmp_path / "out.json", "--config", str(config)) == 2
-        assert "path: expected the path of a file, without zero characters" in capsys.readouterr().err
+        said = "--out, or a path of the settings: expected the path of a file, found 'a\\x00b'"
+        assert said in capsys.readouterr().err
 
     @pytest.mark.usefixtures("nothing_is_spent")
     @pytest.mark.parametrize(
