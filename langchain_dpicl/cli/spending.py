@@ -72,7 +72,7 @@ def new_command(commands: Any, name: str, *, words: str, about: str, notes: str,
     """Adds a command that reads records, spends a budget and releases something; its own options come next."""
     sees = f"{SEES_RECORDS} " if SEES_RECORDS in notes else ""
     command: Parser = commands.add_parser(name, help=words, description=about, notes=notes, epilog=f"{sees}{_TWICE}")
-    command.add_argument("file", nargs="?", type=Path, help="private records: .jsonl or .csv, also packed (.gz)")
+    command.add_argument("file", nargs="?", type=Path, help="private records: plain file, .jsonl or .csv, also .gz")
     command.set_defaults(run=run)
     return command
 
