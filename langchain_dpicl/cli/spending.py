@@ -297,7 +297,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         # what an earlier one paid for must stay.
         has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
         if has_some or (has_ended and not holds_something(arguments.out)):
-            save_or_print(run.result, arguments.out, say=call.say)
+            save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
     if stopped:
         again = _continuation(has_workers=has_workers, is_durable=budget.budget.durable)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
@@ -322,23 +322,20 @@ def _continuation(*, has_workers: bool, is_durable: bool) -> str:
     return "A new run starts over, on a budget of its own."
 
 
-def save_or_print(released: Any, out: Path, *, say: Say) -> None:
+def save_or_print(released: Any, out: Path, *, say: Say, complain: Say) -> None:
     """Saves what was released; prints it if that fails, since it is paid for."""
     try:
         released.save(out)
     except (OSError, ConfigurationError):
-        say(_whole_text(released))
+        from langchain_dpicl.released.soft_prompt import SoftPrompt
+
+        if isinstance(released, SoftPrompt):  # its JSON has digests in place of its numbers
+            files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
+            say(json.dumps({"files_in_base64": files}))
+            complain("The prompt's files are printed in base64, by name: decode each into a new folder.")
+        else:
+            say(str(released.to_json()))
         raise
-
-
-def _whole_text(released: Any) -> str:
-    """Returns all of a release as JSON; that of a prompt has digests in place of its numbers."""
-    from langchain_dpicl.released.soft_prompt import SoftPrompt
-
-    if not isinstance(released, SoftPrompt):
-        return str(released.to_json())
-    files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
-    return json.dumps({"files_in_base64": files})
 
 
 def json_line(value: dict[str, Any]) -> str:

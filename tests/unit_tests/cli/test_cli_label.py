@@ -172,6 +172,7 @@ def test_a_prompt_that_cannot_be_saved_is_printed_with_its_numbers(
         (folder / "again" / name).write_bytes(base64.b64decode(content))
     assert SoftPrompt.load(folder / "again").epsilon <= 8.0
     assert "No space left on device" in said.err
+    assert "The prompt's files are printed in base64, by name: decode each into a new folder." in said.err
     assert CANARY not in said.out + said.err
 
 
