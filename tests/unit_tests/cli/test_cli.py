@@ -501,7 +501,7 @@ class TestPlanOfAnswersToQueries:
         [
             ([], "guess.labels: expected the number of labels, at least 2, found None"),
             (["--set", "guess.labels=1"], "guess.labels: expected the number of labels, at least 2, found 1"),
-            ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
+            ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1 and <= 1000000000000, found 0"),
             ([*TWO, "--set", "cost.calls_per_row=0"], "cost.calls_per_row: expected a number greater than or equal"),
             ([*TWO, "--set", "rows.slots=0"], "Rows.slots: expected a number greater than or equal to 1, found 0"),
             (
