@@ -160,7 +160,7 @@ def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str,
 
 def labelled_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of train and test, each with a label; see `read_rows`."""
-    rows = [row for row in read_rows(path) if row.get("split") in {"train", "test"}]
+    rows = [row for row in read_rows(path) if row.get("split") in ("train", "test")]
     if not rows or not all("label_name" in row or "label" in row for row in rows):
         raise SystemExit(
             f"{path.name}: expected rows of train and test with label (or label_name), found none or others"

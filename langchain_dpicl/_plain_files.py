@@ -89,10 +89,10 @@ def check_path(name: str, value: Any) -> Path:
     """Returns the path of a file with its links followed; refuses what no file system has."""
     try:
         return Path(os.path.realpath(value))
-    except (TypeError, ValueError):  # ValueError: a zero character
+    except (TypeError, ValueError):  # ValueError: a zero character, or a lone surrogate
         pass
     found = f"{os.fspath(value)!r}" if isinstance(value, (str, os.PathLike)) else type(value).__name__
-    raise ConfigurationError(f"{name}: expected the path of a file, without zero characters, found {found}.")
+    raise ConfigurationError(f"{name}: expected the path of a file, found {found}.")
 
 
 def check_target(name: str, path: Any) -> Path:

@@ -59,6 +59,7 @@ from langchain_dpicl.planning.expected_utility import (
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts, wins_fairly
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_name, check_positive_delta, fail
+from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.individual_filter import (
     FILTER_TEMPLATE,
@@ -438,7 +439,7 @@ def plan_retrieval(
     )
     draft = RetrievalPlan(
         release=release,
-        max_queries=check_int("max_queries", max_queries, low=1),
+        max_queries=check_int("max_queries", max_queries, low=1, high=MAX_COUNT),
         width=check_int("width", width, low=1),
         public_size=check_int("public_size", public_size, low=1),
         partition=check_name("partition", partition),

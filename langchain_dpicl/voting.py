@@ -34,6 +34,7 @@ from langchain_dpicl.options import (
 )
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare
@@ -268,6 +269,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         """
         spender = resolve_budget(budget)
         per_window, source = runs_per_window(private, spender), private
+        runs_at_once = per_window or 1
         private = answering_range(private, spender, component=component)
         answers = option_of("answers", answers, LabelAnswers)
         rows = rows if isinstance(rows, Rehearsal) else option_of("rows", rows, Rows)
@@ -281,7 +283,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             "epsilon": epsilon,
             "delta": share_of_delta(spender, epsilon=epsilon, delta=noise.delta),
             "adjacency": spender.adjacency,
-            "max_queries": check_int("max_queries", max_queries, low=1) * (per_window or 1),
+            "max_queries": check_int("max_queries", max_queries, low=1, high=MAX_COUNT // runs_at_once) * runs_at_once,
         }
         engine = choice_engine(llm, voting)
         chosen = chosen_rows(

@@ -2,10 +2,11 @@
 
     python tests/check_release.py --out out/release [--tag v0.1.0]
 
-It needs twine and cyclonedx-bom (the dependency group `release`), hatchling of the lock in an environment of its own, as
-`make release-check` makes them, and a working tree without changes. What is built is the commit: once as it stands, once in a folder of another name, length, age and rights, with other settings of
-time zone, language and hashes. The wheel is built from the source archive. Then the metadata is checked as the index
-checks it, and the wheel is installed into an empty environment, of which the bill of materials is made.
+It needs twine and cyclonedx-bom (the dependency group `release`), hatchling of the lock in an environment of its own,
+as `make release-check` makes them, and a working tree without changes. What is built is the commit: once as it stands,
+once in a folder of another name, length, age and rights, with other settings of time zone, language and hashes. The
+wheel is built from the source archive. Then the metadata is checked as the index checks it, and the wheel is installed
+into an empty environment, of which the bill of materials is made.
 """
 
 from __future__ import annotations

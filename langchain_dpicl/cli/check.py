@@ -528,13 +528,9 @@ def _pure(fields: _Fields) -> Event:
     return PureEvent(check_positive("eps", fields["eps"]))
 
 
-_LEAST_RATE = 1e-300
-"""Below it quotients of a rate overflow."""
-
-
 def _sampled_event(base: Callable[[_Fields], Event]) -> Callable[[_Fields], Event]:
     def event(fields: _Fields) -> Event:
-        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=_LEAST_RATE, high=1.0))
+        return SubsampledEvent(base(fields), check_real("q", fields["q"], low=0.0, high=1.0, low_open=True))
 
     return event
 
@@ -663,7 +659,8 @@ def evaluate_checks(data: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, A
       One `{"id": str, "epsilon": float}` per check, in order; epsilon is an upper bound, rounded up.
 
     Raises:
-      ConfigurationError: the data is no list of checks, or a check is malformed (its id and field are named).
+      ConfigurationError: the data is no list of checks, or a check is malformed (its id and field are named) or has
+        numbers whose price cannot be computed.
     """
     checks = data.get("checks") if isinstance(data, Mapping) else data
     if not isinstance(checks, Sequence) or isinstance(checks, (str, bytes)):
@@ -679,7 +676,15 @@ def _price(check: Mapping[str, Any]) -> float:
         delta = check_delta(check.get("delta"))
     except ConfigurationError as error:
         raise _fault(_identifier(check), "delta", str(error)) from error
-    return epsilon_upper_bound(event, delta=delta, adjacency=adjacency)
+    try:
+        return epsilon_upper_bound(event, delta=delta, adjacency=adjacency)
+    except DPICLError:
+        raise
+    except (ArithmeticError, ValueError, MemoryError) as error:
+        raise ConfigurationError(
+            f"check {_identifier(check)!r}: expected numbers whose price can be computed, found too extreme ones "
+            f"({type(error).__name__}). Give less extreme ones."
+        ) from error
 
 
 def _identifier(check: Any) -> str:

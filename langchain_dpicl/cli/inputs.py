@@ -101,13 +101,18 @@ def check_out(out: Path, *others: str | Path | None) -> None:
     # /dev/stdout may lead to a plain file, and a saved file would take the place of the link.
     if (out.exists() and not out.is_file()) or out.parent.resolve() == Path("/dev"):
         raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}. Name a new file.")
-    if any(_is_same_file(out, Path(other)) for other in others if other is not None):
-        raise ConfigurationError(
-            f"--out: expected another file than those that the command reads or keeps, found {out}. Name a new file."
-        )
+    check_apart(out, *others)
     if not out.parent.is_dir():
         raise ConfigurationError(f"--out: expected a file in a folder that exists, found {out}. Make the folder first.")
     check_writable(out)
+
+
+def check_apart(out: Path, *others: str | Path | None) -> None:
+    """Refuses a target that the command reads or keeps."""
+    if any(_is_same_file(out, Path(other)) for other in others if other is not None):
+        raise ConfigurationError(
+            f"--out: expected another file than those that the command reads or keeps, found {out}. Name a new one."
+        )
 
 
 def check_writable(out: Path) -> None:
@@ -131,7 +136,8 @@ def _is_same_file(first: Path, second: Path) -> bool:
     """Whether two paths name one file, which need not exist yet."""
     if first.exists() and second.exists():
         return first.samefile(second)
-    return check_path("path", first) == check_path("path", second)
+    name = "--out, or a path of the settings"
+    return check_path(name, first) == check_path(name, second)
 
 
 def open_records(path: Path) -> IO[str]:

@@ -127,7 +127,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_label(spend, run=functools.partial(run_label, say=_say, complain=_complain))
     add_generate(spend, run=functools.partial(run_generate, say=_say, complain=_complain))
     add_documents(spend, run=functools.partial(run_documents, say=_say, complain=_complain))
-    add_discover(spend, run=functools.partial(run_discover, say=_say))
+    add_discover(spend, run=functools.partial(run_discover, say=_say, complain=_complain))
     add_evaluate(spend, run=functools.partial(run_evaluate, say=_say, complain=_complain))
     add_choose(spend, run=functools.partial(run_choose, say=_say, complain=_complain))
     add_evolve(spend, run=functools.partial(run_evolve, say=_say, complain=_complain))

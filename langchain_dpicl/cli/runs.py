@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl.cli.inputs import (
     Model,
     Settings,
+    check_apart,
     check_writable,
     load_embeddings,
     load_model,
@@ -37,6 +38,7 @@ from langchain_dpicl.cli.spending import (
     new_command,
     on_ledger,
     one_line,
+    other_files,
     public_items,
     public_lines,
     records_of,
@@ -233,6 +235,7 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     out, records = needed_out(arguments), records_of(settings)
     if not out.parent.is_dir() or (out.exists() and not (out / OURS).is_file()):
         raise ConfigurationError(f"--out: expected a folder, new or of an earlier run, in one that exists: {out}.")
+    check_apart(out, *other_files(arguments, settings))
     check_kept(out / OURS, arguments, settings)
     check_writable(check_folder(out, {OURS, PEFT_CONFIG, PEFT_ARRAYS}))
     if arguments.validation is not None:

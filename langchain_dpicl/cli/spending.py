@@ -72,7 +72,7 @@ def new_command(commands: Any, name: str, *, words: str, about: str, notes: str,
     """Adds a command that reads records, spends a budget and releases something; its own options come next."""
     sees = f"{SEES_RECORDS} " if SEES_RECORDS in notes else ""
     command: Parser = commands.add_parser(name, help=words, description=about, notes=notes, epilog=f"{sees}{_TWICE}")
-    command.add_argument("file", nargs="?", type=Path, help="private records: .jsonl or .csv, also packed (.gz)")
+    command.add_argument("file", nargs="?", type=Path, help="private records: plain file, .jsonl or .csv, also .gz")
     command.set_defaults(run=run)
     return command
 
@@ -96,14 +96,19 @@ def records_of(settings: Settings) -> Path:
 
 def check_target(arguments: argparse.Namespace, settings: Settings, *, is_added_to: bool = False) -> None:
     """Refuses an --out that could not be written, that is another file of the same command, or that would be lost."""
+    out = needed_out(arguments)
+    check_out(out, *other_files(arguments, settings))
+    if not is_added_to:
+        check_kept(out, arguments, settings)
+
+
+def other_files(arguments: argparse.Namespace, settings: Settings) -> list[str | Path]:
+    """Returns the files that a command reads or keeps, which its --out must not be."""
     paths = [path for name, path in vars(arguments).items() if isinstance(path, Path) and name != "out"]
     kept = (settings.budget.ledger, settings.get("checkpoint"), settings.guess.rehearsal)
     memo = getattr(settings.get("serving"), "memo", None)
     named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
-    out = needed_out(arguments)
-    check_out(out, records_of(settings), *paths, *named)
-    if not is_added_to:
-        check_kept(out, arguments, settings)
+    return [records_of(settings), *paths, *named]
 
 
 def check_kept(file: Path, arguments: argparse.Namespace, settings: Settings) -> None:
@@ -148,7 +153,7 @@ def _paid_for(state: dict[str, Any], names: Sequence[str]) -> Counter[str]:
         advice = "It was changed by hand: name another file, or move that one away."
         raise fail("--out", f"a list under {wrong[0]!r}", type(parts[wrong[0]]).__name__, advice)
     items = [item for part in parts.values() for item in part]
-    free = [isinstance(item, dict) and item.get("status") in {"waiting", "public"} for item in items]
+    free = [isinstance(item, dict) and item.get("status") in ("waiting", "public") for item in items]
     return Counter(json.dumps(item, sort_keys=True) for item, is_free in zip(items, free, strict=True) if not is_free)
 
 
@@ -292,7 +297,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         # what an earlier one paid for must stay.
         has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
         if has_some or (has_ended and not holds_something(arguments.out)):
-            save_or_print(run.result, arguments.out, say=call.say)
+            save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
     if stopped:
         again = _continuation(has_workers=has_workers, is_durable=budget.budget.durable)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
@@ -317,23 +322,20 @@ def _continuation(*, has_workers: bool, is_durable: bool) -> str:
     return "A new run starts over, on a budget of its own."
 
 
-def save_or_print(released: Any, out: Path, *, say: Say) -> None:
+def save_or_print(released: Any, out: Path, *, say: Say, complain: Say) -> None:
     """Saves what was released; prints it if that fails, since it is paid for."""
     try:
         released.save(out)
     except (OSError, ConfigurationError):
-        say(_whole_text(released))
+        from langchain_dpicl.released.soft_prompt import SoftPrompt
+
+        if isinstance(released, SoftPrompt):  # its JSON has digests in place of its numbers
+            files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
+            say(json.dumps({"files_in_base64": files}))
+            complain("The prompt's files are printed in base64, by name: decode each into a new folder.")
+        else:
+            say(str(released.to_json()))
         raise
-
-
-def _whole_text(released: Any) -> str:
-    """Returns all of a release as JSON; that of a prompt has digests in place of its numbers."""
-    from langchain_dpicl.released.soft_prompt import SoftPrompt
-
-    if not isinstance(released, SoftPrompt):
-        return str(released.to_json())
-    files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
-    return json.dumps({"files_in_base64": files})
 
 
 def json_line(value: dict[str, Any]) -> str:

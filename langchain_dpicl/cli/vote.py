@@ -378,7 +378,7 @@ def _released(call: Call, release: Any, *chains: Any, **asked: Any) -> int:
         **asked,
         **_share(settings),
     )
-    save_or_print(result, arguments.out, say=call.say)
+    save_or_print(result, arguments.out, say=call.say, complain=call.complain)
     if arguments.json:
         call.say(result.to_json())
     elif not arguments.quiet:
@@ -508,7 +508,7 @@ def add_discover(commands: Any, *, run: Any) -> None:
     add_shared(command)
 
 
-def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
+def run_discover(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     """Releases and prints counts or words, or the plan of a dry run; returns the exit code."""
     settings = read_settings(arguments, methods=("counts",))
     if others := sorted(set(settings.component) - {"epsilon", "noise", "component"}):
@@ -528,7 +528,7 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
     check_target(arguments, settings)
     run, budget = _run(arguments, settings, what, noise)
     released = run.run()
-    save_or_print(released, arguments.out, say=say)
+    save_or_print(released, arguments.out, say=say, complain=complain)
     if arguments.json:
         say(released.to_json())
     elif not arguments.quiet:

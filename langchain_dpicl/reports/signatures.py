@@ -255,7 +255,11 @@ def _public_key(path: FileName) -> Ed25519PublicKey:
 
 def _loaded(path: FileName, *readers: Any) -> object:
     """Returns what the first reader that can read the file makes of it; None where none can."""
-    if "-----BEGIN" in str(path):
+    try:
+        is_key = b"-----BEGIN" in os.fsencode(path)  # of what is opened, whatever str() shows
+    except (TypeError, ValueError):  # no path: refused as it is read
+        is_key = False
+    if is_key:
         raise fail("key", "the path of the file of a key", "the text of a key", "Keep it in a file.")
     data = read_plain(path, _MOST_OF_KEY)
     for read in readers:

@@ -49,11 +49,12 @@ def test_rows_are_read(
         ({"label": "x"}, "data.jsonl: line 1: expected a JSON object with text"),
         ({"text": "a", "split": "train"}, "data.jsonl: expected rows of train and test with label"),
         ({"text": "a", "label": "x"}, "data.jsonl: expected rows of train and test with label"),
+        ({"text": "a", "label": "x", "split": []}, "data.jsonl: expected rows of train and test with label"),
     ],
 )
 @pytest.mark.parametrize("module", LOADERS)
 def test_what_is_no_data_is_told_in_one_line(
-    module: str, line: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, line: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     load: Any = pytest.importorskip(module).load

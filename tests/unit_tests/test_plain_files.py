@@ -221,11 +221,13 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 5, {}, "a\0b", "\ud800"])
 def test_what_is_no_path_is_refused_as_ours(wrong: Any) -> None:
-    for act in (lambda: read_plain(wrong, 10), lambda: write_whole(wrong, "{}")):
+    for act in (
+        lambda: read_plain(wrong, 10),
+        lambda: write_whole(wrong, "{}"),
+        lambda: SoftPrompt.load(wrong),
+        lambda: soft().save(wrong),
+    ):
         with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
-            act()
-    for act in (lambda: SoftPrompt.load(wrong), lambda: soft().save(wrong)):
-        with pytest.raises(ConfigurationError, match="path: expected the path of a file, without zero characters"):
             act()
     with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
         write_whole("", "{}")

@@ -169,6 +169,19 @@ def test_the_tag_comes_from_the_environment_unread(jobs: dict[str, Any], monkeyp
     assert f"found {tag}" in str(refused.value)
 
 
+def test_both_builds_are_made_by_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+    monkeypatch.delenv("RELEASE_TAG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["check_release.py"])
+    monkeypatch.setattr(release, "run", lambda *_: "")
+    monkeypatch.setattr(release, "copies", lambda work: [(work, {})] * 2)
+    monkeypatch.setattr(release, "build", lambda *given: used.append(given[3:]))
+    monkeypatch.setattr(release, "differing", lambda *_: ["both"])
+    with pytest.raises(SystemExit, match="found others of both"):
+        release.main()
+    assert used == [(release.BUILDER,)] * 2
+
+
 def test_every_file_is_attested_and_the_bill_goes_with_the_wheel(jobs: dict[str, Any]) -> None:
     used = {step["uses"].partition("@")[0]: step.get("with", {}) for step in jobs["attest"]["steps"] if "uses" in step}
     assert used["actions/attest-build-provenance"] == {"subject-path": "out/release/*"}

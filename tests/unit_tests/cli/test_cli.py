@@ -501,7 +501,7 @@ class TestPlanOfAnswersToQueries:
         [
             ([], "guess.labels: expected the number of labels, at least 2, found None"),
             (["--set", "guess.labels=1"], "guess.labels: expected the number of labels, at least 2, found 1"),
-            ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
+            ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1 and <= 1000000000000, found 0"),
             ([*TWO, "--set", "cost.calls_per_row=0"], "cost.calls_per_row: expected a number greater than or equal"),
             ([*TWO, "--set", "rows.slots=0"], "Rows.slots: expected a number greater than or equal to 1, found 0"),
             (
@@ -782,7 +782,8 @@ class TestTheTargetFile:
     ) -> None:
         (config := tmp_path / "task.toml").write_text(f'{key} = "a\\u0000b"')
         assert generate(records, tmp_path / "out.json", "--config", str(config)) == 2
-        assert "path: expected the path of a file, without zero characters" in capsys.readouterr().err
+        said = "--out, or a path of the settings: expected the path of a file, found 'a\\x00b'"
+        assert said in capsys.readouterr().err
 
     @pytest.mark.usefixtures("nothing_is_spent")
     @pytest.mark.parametrize(
@@ -973,6 +974,9 @@ class TestAnInterruptedRun:
             out.write_text(json.dumps({"examples": changed}))
             with pytest.raises(ConfigurationError, match="--out: expected a list under 'examples', found"):
                 again(run)
+        out.write_text(json.dumps({"examples": [{"status": []}]}))
+        with pytest.raises(ConfigurationError, match=refused):
+            again(run)
         released("a", "a").save(out)
         with pytest.raises(ConfigurationError, match=refused):
             again(run)

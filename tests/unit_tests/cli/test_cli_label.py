@@ -142,6 +142,7 @@ def test_a_prompt_is_trained_and_saved(folder: Path, capsys: pytest.CaptureFixtu
         ("/proc/prompt", "--out: expected a place that can be written, found /proc/prompt ("),
         ("signed", "found ['soft_prompt.json.signature.json'] in it"),
         ("link", "expected a path in a folder that exists, found 'link'"),
+        ("kept", "--out: expected another file than those that the command reads or keeps, found kept."),
     ],
 )
 def test_a_folder_that_could_not_be_written_at_the_end_is_refused_before_a_budget_is_opened(
@@ -152,7 +153,7 @@ def test_a_folder_that_could_not_be_written_at_the_end_is_refused_before_a_budge
     (folder / "signed" / "soft_prompt.json.signature.json").touch()
     (folder / "link").symlink_to(folder / "nowhere" / "soft")
     monkeypatch.setattr(runs, "budget_of", lambda settings: pytest.fail("a budget is opened"))
-    assert train_engine(folder, "--out", out) == 2
+    assert train_engine(folder, "--out", out, "--checkpoint", "kept") == 2
     assert said in capsys.readouterr().err
 
 
@@ -171,6 +172,7 @@ def test_a_prompt_that_cannot_be_saved_is_printed_with_its_numbers(
         (folder / "again" / name).write_bytes(base64.b64decode(content))
     assert SoftPrompt.load(folder / "again").epsilon <= 8.0
     assert "No space left on device" in said.err
+    assert "The prompt's files are printed in base64, by name: decode each into a new folder." in said.err
     assert CANARY not in said.out + said.err
 
 

@@ -51,6 +51,7 @@ def test_the_help_of_a_command_fits_a_screen_and_points_to_the_rest(
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     if command in SPENDING:
+        assert "private records: plain file" in "\n".join(lines)
         assert "--unit-key FIELD" in "\n".join(lines)
         assert "--dataset-id" not in "\n".join(lines)
         assert "--help-all shows every option and all notes." in " ".join(lines)

@@ -296,10 +296,20 @@ def test_without_cryptography_signing_and_verifying_say_what_to_install(
 
 
 def test_a_key_given_in_place_of_its_path_is_not_quoted(tmp_path: Path, report: Path) -> None:
-    private, _ = key_pair(tmp_path)
-    with pytest.raises(ConfigurationError, match="the path of the file of a key") as caught:
-        sign_file(report, key=private.read_text(encoding="ascii"))
-    assert private.read_text(encoding="ascii").split()[3] not in str(caught.value)
+    class Named:
+        """A path that shows a name of its own."""
+
+        def __fspath__(self) -> str:
+            return text
+
+        def __str__(self) -> str:
+            return "key"
+
+    text = key_pair(tmp_path)[0].read_text(encoding="ascii")
+    for key in (text, Named()):
+        with pytest.raises(ConfigurationError, match="the path of the file of a key") as caught:
+            sign_file(report, key=key)
+        assert text.split()[3] not in str(caught.value)
 
 
 def test_a_page_is_not_verified_without_a_key(tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -540,6 +540,10 @@ def _store() -> Any:
         (lambda: voter(examples(), retrieval=NEAR.replace(participations=0)), "participations"),
         (lambda: voter(examples(), retrieval=NEAR.replace(documents_per_unit=0)), "documents_per_unit"),
         (lambda: voter(examples(), max_queries=0), "max_queries"),
+        (
+            lambda: voter(examples(), max_queries=10**12 + 1),
+            "max_queries: expected an integer >= 1 and <= 10{12}, found",
+        ),
         (lambda: voter(examples(), retrieval=NEAR.replace(slots="both")), "slots"),
         (lambda: voter(examples(), answers=PLAIN.replace(abstain_below=0.5)), "number of participating documents"),
         (lambda: voter(examples(), noise=Noise("gumbel", multiplier=1.0)), "'gaussian' noise"),

@@ -340,6 +340,7 @@ def test_a_report_that_says_something_else_of_its_one_run_is_not_verified(forged
         ({"rows": Rows(slots=4, shots=2, sampling="fixed")}, {}, "sampling"),
         ({"epsilon": 9.0}, {}, "epsilon"),
         ({"max_queries": 0}, {}, "max_queries"),
+        ({"max_queries": 10**12}, {}, "max_queries: expected .*, found 10{12}\\."),
         ({}, {"retention": 36}, "retention"),
     ],
 )

@@ -156,7 +156,6 @@ class TestBadInput:
             (mechanism(LOGITS, clip=-5), "clip"),
             (mechanism({"type": "poisson_pure", "eps": 1.0, "count": 1}, q=1.5), "q"),
             (mechanism({"type": "poisson_pure", "eps": 1.0, "count": 1}, q=0.0), "q"),
-            (mechanism({"type": "poisson_pure", "eps": 700.0, "count": 1}, q=5e-324), "q"),
             (mechanism({"type": "confident_gnmax", "sigma1": None, "sigma2": 1, "thresholds": 2}, labels=1), "sigma1"),
         ],
     )
@@ -165,9 +164,29 @@ class TestBadInput:
             evaluate_checks([case])
 
     @pytest.mark.parametrize("mechanism", [{"type": "poisson_pure", "eps": 700.0}, {"type": "slot_pure", "eps": 1.0}])
-    def test_the_least_rate_has_a_price(self, mechanism: dict[str, Any]) -> None:
+    def test_a_tiny_rate_has_a_price(self, mechanism: dict[str, Any]) -> None:
         (found,) = evaluate_checks([check({**mechanism, "q": 1e-300, "count": 1000})])
         assert 0 <= found["epsilon"] < 1e-4
+
+    @pytest.mark.parametrize(
+        "mechanism",
+        [
+            {"type": "poisson_pure", "q": 5e-324, "eps": 700.0, "count": 1},
+            {"type": "poisson_pure", "q": 1e-200, "eps": 1e-200, "count": 1000},
+            {"type": "poisson_gaussian", "q": 1e-300, "noise_multiplier": 1e20, "count": 10**12},
+        ],
+    )
+    def test_numbers_that_cannot_be_computed_with_are_refused(self, mechanism: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="check 'mine': expected numbers whose price can be computed"):
+            evaluate_checks([check(mechanism)])
+
+    def test_what_needs_more_memory_than_there_is_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr("langchain_dpicl.cli.check.epsilon_upper_bound", full)
+        with pytest.raises(ConfigurationError, match="check 'mine': expected numbers whose price can be computed"):
+            evaluate_checks([check(GAUSSIAN)])
 
     @pytest.mark.parametrize(
         ("kind", "adjacency"),
