@@ -834,7 +834,14 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         """Embeds the candidates and drops those without a direction (an effect generator)."""
         embedded: Candidates = yield self._nearest.request_public(population.texts)
         candidates = embedded.with_direction()
-        least = 1 if population.survivors else self._least
+        survivors, least = population.survivors, 1 if population.survivors else self._least
+        # Variations that repeat survivors are voted for; where all others were dropped, survivors alone would be.
+        if survivors and len(embedded) > len(survivors) and set(candidates.texts) <= set(survivors):
+            population.texts = ()
+            raise ModelCallError(
+                f"{self._writer.model.name} wrote no variation that the embeddings tell something about. Check the "
+                "model, or give other embeddings=. No ticket was taken for it"
+            )
         population.texts = candidates.texts if len(candidates) >= least else ()
         if not population.texts:
             raise fail("candidates", f"at least {least} distinct {_KNOWN}", len(candidates), _TOO_FEW)
