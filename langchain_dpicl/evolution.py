@@ -252,7 +252,7 @@ def plan_evolution(
 _KNOWN = "public texts that the embeddings tell something about"
 _TOO_FEW = (
     "Give the model a temperature above 0 and no response cache, or hints= for it to write differently each time, or "
-    "public candidates= of your own. No ticket was taken for it."
+    "public candidates= of your own, or other embeddings=. No ticket was taken for it."
 )
 
 
