@@ -297,8 +297,8 @@ _REJECTED = (
     "max_tokens); or take another model"
 )
 _ROOM = (
-    "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': 2000})), or switch "
-    "the thinking off"
+    "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': ...}), or "
+    "text_options= of a LangChainBackend), or switch the thinking off"
 )
 _NO_ANSWER = frozenset(
     {
