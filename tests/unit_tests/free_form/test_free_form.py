@@ -363,6 +363,7 @@ def test_a_public_fault_costs_nothing_and_reads_nothing(fault: Any, opened: list
         {"tool_calls": [{"name": "search", "args": {}, "id": "1"}]},
         {"additional_kwargs": {"refusal": "no"}},
         {"response_metadata": {"finish_reason": "SAFETY"}},
+        {"response_metadata": {"stop_reason": "refusal"}},
         {"response_metadata": {"stopReason": "guardrail_intervened"}},
     ],
     ids=lambda beside: next(iter(beside)),
