@@ -693,8 +693,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         Args:
           private: the examples; bound to the budget's ledger here.
           llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
-            with its own settings and callbacks, or an engine, whose texts vary with `hints` alone. It sees public and
-            released texts only.
+            with its own settings and callbacks, or an engine, whose texts of one prompt differ only with `hints`. It
+            sees public and released texts only.
           embeddings: LangChain embeddings; they SEE the private texts. None: `LocalEmbeddings`, without network.
           budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one, with which the
             model is then called; None: looked up in the context.
