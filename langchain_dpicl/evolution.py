@@ -252,7 +252,7 @@ def plan_evolution(
 _KNOWN = "public texts that the embeddings tell something about"
 _TOO_FEW = (
     "Give the model a temperature above 0 and no response cache, or hints= for it to write differently each time, or "
-    "public candidates= of your own. No ticket was taken for it."
+    "public candidates= of your own, or other embeddings=. No ticket was taken for it."
 )
 
 
@@ -693,8 +693,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         Args:
           private: the examples; bound to the budget's ledger here.
           llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
-            with its own settings and callbacks, or an engine, whose texts vary with `hints` alone. It sees public and
-            released texts only.
+            with its own settings and callbacks, or an engine, whose texts of one prompt differ only with `hints`. It
+            sees public and released texts only.
           embeddings: LangChain embeddings; they SEE the private texts. None: `LocalEmbeddings`, without network.
           budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one, with which the
             model is then called; None: looked up in the context.
@@ -834,7 +834,14 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         """Embeds the candidates and drops those without a direction (an effect generator)."""
         embedded: Candidates = yield self._nearest.request_public(population.texts)
         candidates = embedded.with_direction()
-        least = 1 if population.survivors else self._least
+        survivors, least = population.survivors, 1 if population.survivors else self._least
+        # Variations that repeat survivors are voted for; where all others were dropped, survivors alone would be.
+        if survivors and len(embedded) > len(survivors) and set(candidates.texts) <= set(survivors):
+            population.texts = ()
+            raise ModelCallError(
+                f"{self._writer.model.name} wrote no variation that the embeddings tell something about. Check the "
+                "model, or give other embeddings=. No ticket was taken for it"
+            )
         population.texts = candidates.texts if len(candidates) >= least else ()
         if not population.texts:
             raise fail("candidates", f"at least {least} distinct {_KNOWN}", len(candidates), _TOO_FEW)

@@ -412,7 +412,7 @@ MOST_KEYWORDS = 256
 
 _TOO_FEW = (
     "Give writer= a model with a temperature above 0 (and without tools or a response cache), your own candidates=, "
-    "or another stop= if answers begin with one. Nothing was charged."
+    "other embeddings=, or another stop= if answers begin with one. Nothing was charged."
 )
 
 

@@ -350,7 +350,8 @@ class EmbeddingAnswers(Option):
     Args:
       embeddings: receive the private answers; None: local ones, or those of `Retrieval`.
       candidates: public answers, never from private records: a list, or a Runnable or function that gives one for a
-        query's text (its variables as a dict, where there are several); None: `writer` writes them.
+        query's text (its variables as a dict, where there are several); None: `writer` writes them. One without a
+        direction, which the embeddings tell nothing about, is refused in a list, and otherwise dropped.
       num_candidates: answers that `writer` is asked for, at least 2. Equal ones count once, so it needs a temperature
         above 0.
       writer: the public model, for candidates and zero-shot answers, in traced calls, with its own settings: a Runnable
@@ -503,7 +504,8 @@ class Evolution(Option):
       neighbours: candidates that a text votes for.
       selection: "rank" or "sample".
       threshold: noisy votes that a candidate needs to be kept, beside those that become demonstrations; None: any.
-      candidates: public first candidates, for all labels or by label.
+      candidates: public first candidates, for all labels or by label. One without a direction, which the embeddings
+        tell nothing about, is refused here, and dropped where the model wrote it.
     """
 
     rounds: Count = 5

@@ -262,7 +262,7 @@ class TextEngine(SilentEngine):
     def _public_text(self, reply: Reply, stop: Sequence[str]) -> str:
         output = answer_or_raise(self.name, reply).reveal()
         # A chat model is sent no stop string, so that nothing but a fault leaves it without text.
-        is_fault = self._model.is_chat or not stop or output.refused or _is_no_answer(output.finish_reason)
+        is_fault = self._model.is_chat or not stop or _is_no_answer(output.finish_reason)
         if is_fault and not text_of(reply).strip():
             raise ModelCallError(
                 f"a public call to {self.name}, asked as private ones are, brought no text that counts. {_ROOM}; if it "
@@ -297,8 +297,8 @@ _REJECTED = (
     "max_tokens); or take another model"
 )
 _ROOM = (
-    "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': 2000})), or switch "
-    "the thinking off"
+    "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': ...}), or "
+    "text_options= of a LangChainBackend), or switch the thinking off"
 )
 _NO_ANSWER = frozenset(
     {

@@ -229,7 +229,9 @@ def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: boo
     """Returns the best way to score labels that the engine allows; `other`: a last column for answers without one."""
     if isinstance(engine, ChoiceBackend):
         choices = _Choices(engine, labels)
-        return _WithOther(engine, choices) if other else choices
+        scorer = _WithOther(engine, choices) if other else choices
+        scorer.check_form()
+        return scorer
     if isinstance(engine, NextTokenBackend):
         if other:
             raise _no_other(_FirstTokens.kind)
@@ -252,6 +254,22 @@ class Scorer(ABC):
 
     calls_at_once: int = 1
     """Calls of a model elsewhere in flight at once; 1: a public call gains nothing beside others."""
+
+    method: str = ""
+    """The engine's method of private prompts alone; "": public ones go through it too, which shows the form of rows."""
+
+    _is_checked: bool = False
+
+    def check_form(self) -> None:
+        """Refuses an engine whose private rows have a form that nobody reads, or to which labels are ambiguous."""
+        if self.method:
+            _check_form(self.score([]), self.method)
+
+    async def acheck_form(self) -> None:
+        """Does so for awaited rows, once."""
+        if self.method and not self._is_checked:
+            _check_form(await self.ascore([]), f"a{self.method}")
+            self._is_checked = True
 
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
@@ -300,14 +318,7 @@ class _Choices(Scorer):
         self._public = engine if isinstance(engine, PublicChoiceBackend) else None
         self.has_public_calls = self._public is not None
         self.calls_at_once = calls_at_once(engine)
-        if self._public is not None:
-            # No call, but ambiguous texts are refused; and the only look at the form that private rows have.
-            rows: object = self._public.score_choices([], self.texts)
-            if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
-                raise CapabilityError(
-                    f"expected a float64 array from {type(engine).__name__}.score_choices, found "
-                    f"{getattr(rows, 'dtype', type(rows).__name__)}. Return np.array(rows, dtype=np.float64)"
-                )
+        self.method = "" if self._public is None else "score_choices"
 
     def score(self, prompts: Sequence[str]) -> Rows:
         return self._engine.score_choices(prompts, self.texts)
@@ -348,6 +359,8 @@ class _Choices(Scorer):
 
 class _WithOther(Scorer):
     """Scores complete texts, with one more column for answers that name none of them; for text votes only."""
+
+    method = "score_with_other"
 
     def __init__(self, engine: ChoiceBackend, choices: _Choices) -> None:
         if choices.kind != "text votes":
@@ -455,6 +468,15 @@ def _no_other(kind: str) -> ConfigurationError:
         f"expected other=True with text votes only, found {kind!r}: this kind divides all "
         'probability among the labels, so every answer has one; pass other=False, or votes="text"'
     )
+
+
+def _check_form(rows: object, method: str) -> None:
+    """Raises CapabilityError where the rows of no prompts show that those of any private prompts would not be read."""
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+        raise CapabilityError(
+            f"expected a float64 array from the engine's {method}, for no prompts too, found "
+            f"{getattr(rows, 'dtype', type(rows).__name__)}. Return np.array(rows, dtype=np.float64)"
+        )
 
 
 def _misshapen(num_prompts: int, columns: int) -> ModelCallError:
@@ -619,7 +641,8 @@ class LabelRows:
           keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
             and no further batch is asked.
         """
-        return _PublicTextsRequest(self._scorer.of_batches(), tuple(dict.fromkeys(texts)), self.width, keep_errors)
+        distinct = tuple(dict.fromkeys(texts))
+        return _PublicTextsRequest(self._scorer, self._scorer.of_batches(), distinct, self.width, keep_errors)
 
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
@@ -718,6 +741,7 @@ class _LabelRequest:
 class _PublicTextsRequest:
     """Computes the label scores after each of many public texts."""
 
+    private: Scorer
     scorer: Scorer
     texts: tuple[str, ...]
     width: int
@@ -737,6 +761,7 @@ class _PublicTextsRequest:
         return found
 
     async def _ascore(self) -> dict[str, LabelScores | ModelCallError]:
+        await self.private.acheck_form()
         found = await self._aalone(self.texts[: self._num_alone])
         for texts in self._batches():
             read = self._read(texts, await self.scorer.ascore(texts))
