@@ -785,7 +785,7 @@ def _run(path: Path, count: int) -> subprocess.Popen[bytes]:
 
 
 def test_a_process_that_ends_without_closing_gives_its_purse_back(path: Path) -> None:
-    assert _run(path, 70).wait(60) == 0
+    assert _run(path, 70).wait(300) == 0
     with SQLiteStore(path) as store:
         assert Budget.open(store).use().tickets["c"] == (MANY - 70, 0, 70)
 
