@@ -31,7 +31,7 @@ from tests.leaks.table import cell_from  # noqa: E402
 FOLDER = ROOT / ".venv-leaks-observers"
 OUT = ROOT / "out" / "leaks-observers.txt"
 WORKERS = os.cpu_count() or 2
-LONGEST = 400
+LONGEST = 3_600  # a guard against hanging
 CLIENTS = ("langchain-openai", "langchain-anthropic")
 """Asked for beside each package, so that what it pins is taken back to a version that goes with them."""
 

@@ -21,6 +21,8 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.stores import SQLiteMemo
+from tests.contracts.memo import TURN
 
 CANARY = "zebra-crossing-canary"
 LABELS = ("card", "transfer")
@@ -77,9 +79,13 @@ class House:
     def opened(self) -> PrivacyBudgetCallbackHandler:
         return PrivacyBudgetCallbackHandler.open(self.folder / "budget.db")
 
+    def serving(self) -> Serving:
+        """Of a memo whose turns no machine outlasts by standing still."""
+        return Serving(memo=SQLiteMemo(self.memo, turn_seconds=TURN))
+
     def voter(self, **options: Any) -> Any:
         """A voter that gives receipts."""
-        given = {"llm": Engine(), "max_queries": 40, "component": "queues", "serving": Serving(memo=self.memo)}
+        given = {"llm": Engine(), "max_queries": 40, "component": "queues", "serving": self.serving()}
         given = {"private": self.private, "budget": self.budget, **given, **LOUD, **options}
         return DPVotingRunnable.from_private_examples(given.pop("private"), **given).with_receipts()
 

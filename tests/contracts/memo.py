@@ -14,6 +14,8 @@ from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 
 KEY = MemoKey(scope_of({"ledger": "a", "plan": {"noise": 1.0}}), tenant_of("acme"), query_of(["which?"]))
+TURN = 1_200.0
+"""Seconds that a turn lasts in tests: no machine stands still for so long, and it ends long before an hour."""
 TOLD = '["caf\\u00e9 {brace} \\ud800", null, 0.1]'
 
 

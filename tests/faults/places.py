@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ class Place(Protocol):
     def open(self, *, timeout: float = 60.0) -> LedgerStore:
         """Opens it, as another process does."""
 
+    def hasty(self, timeout: float) -> tuple[LedgerStore, contextlib.AbstractContextManager[None]]:
+        """Opens it; in the block that is returned too, a writer waits so long for the lock."""
+
     def hold(self) -> Callable[[], object]:
         """Takes the write lock past our code; returns what lets it go."""
 
@@ -57,6 +61,9 @@ class SQLitePlace:
 
     def open(self, *, timeout: float = 60.0) -> SQLiteStore:
         return SQLiteStore(self.path, timeout=timeout)
+
+    def hasty(self, timeout: float) -> tuple[SQLiteStore, contextlib.AbstractContextManager[None]]:
+        return self.open(timeout=timeout), contextlib.nullcontext()  # it waits for nothing but the lock
 
     def hold(self) -> Callable[[], object]:
         import sqlite3

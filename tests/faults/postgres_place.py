@@ -14,6 +14,16 @@ from tests.faults.places import Places
 from tests.postgres import PostgresServer, running
 
 
+@contextlib.contextmanager
+def hasty(store: PostgresStore, timeout: float) -> Iterator[None]:
+    """Has transactions that a store begins in the block wait for a short time only."""
+    patience, store._link.timeout = store._link.timeout, timeout
+    try:
+        yield
+    finally:
+        store._link.timeout = patience
+
+
 @dataclass(frozen=True)
 class PostgresPlace:
     """A schema with one ledger. Its anchor is in a schema beside it."""
@@ -27,6 +37,10 @@ class PostgresPlace:
 
     def open(self, *, timeout: float = 60.0) -> PostgresStore:
         return PostgresStore(self.server.conninfo(), schema=self.schema, timeout=timeout)
+
+    def hasty(self, timeout: float) -> tuple[PostgresStore, contextlib.AbstractContextManager[None]]:
+        store = self.open()  # which takes longer on a busy machine
+        return store, hasty(store, timeout)
 
     def hold(self) -> Callable[[], object]:
         connection = psycopg.connect(self.server.conninfo())

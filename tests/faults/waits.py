@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError
 from tests.faults.counts import Count, Violation, require
 from tests.faults.places import Places, Terms, reserved
@@ -23,13 +24,15 @@ def stuck(places: Places, count: Count, *, trials: int, held: float, timeout: fl
         with count.trial(f"holder {number}"):
             place = places()
             TERMS.made(place)[0].close()
-            _, share = TERMS.opened(place, timeout=timeout)
+            store, in_haste = place.hasty(timeout)
+            share = TERMS.declared(Budget.open(store))
             release = place.hold()
             end = threading.Timer(held, release)  # of one who waits for longer than said, who is granted then
             end.start()
             began = time.monotonic()
             try:
-                share.reserve("t")
+                with in_haste:
+                    share.reserve("t")
             except LedgerUnavailableError as error:
                 waited = time.monotonic() - began
                 require(place.words in str(error), f"the message does not name the place: {error}")

@@ -84,7 +84,7 @@ class TestPlantedObservers:
 
     def test_one_that_sees_public_calls_alone_proves_nothing(self, wire: list[str]) -> None:
         found = run_case(Eyes(lambda: [line for line in wire if RECORD not in line]), PLANTED, "OpenAI", "invoke")
-        assert found.naive == Verdict("-", "1 records")
+        assert found.naive == Verdict("-", "2 records")
         assert word(found) == NO_PROOF
 
     def test_one_that_stops_after_the_naive_chain_proves_nothing(self) -> None:
@@ -100,8 +100,9 @@ class TestPlantedObservers:
         assert word(found) == f"unclear: {BLIND} (voting), {BLIND} (voting by text)"
         assert faults([Row("planted", cells=[found])])
 
+    @pytest.mark.parametrize("behind", ["0.4 seconds", "two markers"])
     def test_one_that_delivers_the_rest_after_the_marker_is_waited_for(
-        self, wire: list[str], monkeypatch: pytest.MonkeyPatch
+        self, behind: str, wire: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [0.0]
 
@@ -122,7 +123,9 @@ class TestPlantedObservers:
         def is_late(number: int) -> bool:
             is_ours = bool(first_of_ours) and number >= first_of_ours[0]
             passed = now[0] - come.setdefault(number, now[0])
-            return is_ours and registry.MARKER not in wire[number] and passed < 0.4
+            markers = sum(registry.MARKER in line for line in wire[number:])
+            has_come = passed >= 0.4 if behind == "0.4 seconds" else markers > 1
+            return is_ours and registry.MARKER not in wire[number] and not has_come
 
         def lines() -> list[str]:
             return [line for number, line in enumerate(wire) if not is_late(number)]

@@ -267,7 +267,8 @@ def test_a_timeout_of_the_client_is_an_outage(vllm: Provider, kind: Kind, monkey
     started = time.monotonic()
     assert np.array_equal(backend.open(PROMPTS, []).score(domain), expected)
     assert time.monotonic() - started < 300.0
-    assert len(vllm.received) == len(PROMPTS) + 1
+    # A second request that overtakes the first in the provider's threads is the one that is held back: then there are two.
+    assert len(vllm.received) - len(PROMPTS) in {1, 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, MemoError
 from langchain_dpicl.stores import PostgresMemo
-from tests.contracts.memo import KEY, TOLD, SharedMemoContract, others
+from tests.contracts.memo import KEY, TOLD, TURN, SharedMemoContract, others
 from tests.faults.children import together
 from tests.postgres import PostgresServer
 
@@ -25,10 +25,10 @@ class TestPostgresMemo(SharedMemoContract):
         self.server, self.schema = postgres, postgres.fresh("schema")
 
     def make_memo(self, tmp_path: Path, **options: Any) -> PostgresMemo:
-        return PostgresMemo.new(self.server.conninfo(), schema=self.schema, **options)
+        return PostgresMemo.new(self.server.conninfo(), schema=self.schema, **{"turn_seconds": TURN, **options})
 
     def reopen(self, memo: Any) -> PostgresMemo:
-        return PostgresMemo.open(self.server.conninfo(), schema=self.schema)
+        return PostgresMemo.open(self.server.conninfo(), schema=self.schema, turn_seconds=TURN)
 
     def change(self, memo: Any, statement: str) -> list[tuple[Any, ...]]:
         tables = {"answers": f"{self.schema}.dpicl_memo_1", "turns": f"{self.schema}.dpicl_memo_turns_1"}

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +73,7 @@ def test_a_first_worker_that_is_killed_is_not_silent() -> None:
 
 
 def test_workers_that_cannot_be_built_are_started_more_and_more_seldom_and_end_the_service_with_the_last_one() -> None:
+    start = time.monotonic()
     with keeping("later") as process:
         (first,), begun = numbers(process, 1)
         assert process.stdout is not None
@@ -79,7 +81,9 @@ def test_workers_that_cannot_be_built_are_started_more_and_more_seldom_and_end_t
         os.kill(first, signal.SIGKILL)
         rest, _ = process.communicate(timeout=300)
         fault, ended = "dpicl: settings: expected others.\n", "a worker has ended (2), another one is started"
-        assert said[-4:] == [fault, f"{ended}\n", fault, f"{ended} in 1 s\n"]
+        # A start that took a busy machine a minute is no quick end, after which there is a pause.
+        pauses = [" in 1 s"] if time.monotonic() < start + 60 else [" in 1 s", ""]
+        assert said[-4:] in [[fault, f"{ended}\n", fault, f"{ended}{pause}\n"] for pause in pauses]
         assert fault in rest
         assert rest.endswith("\nno worker serves\n")
         assert process.returncode == 2

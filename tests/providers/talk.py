@@ -7,7 +7,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,18 @@ def _first_program(model: Any) -> str:
 
 def _unlimited(case: Case, manner: str, root: str) -> Iterator[str]:
     """Yields how a private call was made to which a hostile answer counted; a call that never ends is cut by the parent."""
-    engine = TextVoteBackend(case.make(root), retry=LIMITS)
-    prompts = [f"{TARGET} my card"]
+    model, usual, prompts = case.make(root), ["my card"], [f"{TARGET} my card"]
+    patient = TextVoteBackend(model, retry=replace(LIMITS, deadline=60.0))
+
+    async def awaited() -> Any:
+        await patient.ascore_with_other(usual, LABELS)
+        return await engine.ascore_with_other(prompts, LABELS)
+
+    patient.score_with_other(usual, LABELS)  # what the first calls of a class load takes seconds of a busy machine
+    engine = TextVoteBackend(model, retry=LIMITS)
     if np.isfinite(engine.score_with_other(prompts, LABELS)).any():
         yield f"{manner}, blocking"
-    if np.isfinite(asyncio.run(engine.ascore_with_other(prompts, LABELS))).any():
+    if np.isfinite(asyncio.run(awaited())).any():
         yield f"{manner}, awaited"
 
 

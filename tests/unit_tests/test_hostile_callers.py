@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_config_that_is_none_is_refused_by_us_whatever_asks(config: Any) -> No
 def test_a_clock_beyond_all_years_grants_nothing(second: float, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget(epsilon=1.0, delta=1e-6)
     private = PrivateExamples(RECORDS, public_size=500)
-    monkeypatch.setattr(stores.time, "time", lambda: second)
+    monkeypatch.setattr(stores, "time", SimpleNamespace(time=lambda: second))
     for act in (lambda: Budget(epsilon=1.0, delta=1e-6), lambda: budget.bind(private)):
         with pytest.raises(LedgerError, match="expected a clock"):
             act()

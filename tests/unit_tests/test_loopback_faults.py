@@ -107,8 +107,8 @@ class TestFaults:
     def test_may_be_slow_and_end_with_the_server(self) -> None:
         started = time.monotonic()
         with provider() as served:
-            served.script(slow(600.0), times=1)
+            served.script(slow(600.0), when="late")
             with pytest.raises(openai.APITimeoutError):
-                self.ask(served, timeout=0.2)
+                self.ask(served, "late", timeout=0.2)
             assert self.ask(served).choices
         assert time.monotonic() - started < 300.0

@@ -93,7 +93,7 @@ def _alarm() -> Iterator[None]:
         raise TimeoutError("a reader waits")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
+    signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

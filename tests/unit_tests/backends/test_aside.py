@@ -95,11 +95,18 @@ async def test_a_cancellation_goes_on_whatever_the_work_raises_and_names_it() ->
 
 
 async def test_a_timeout_is_told_as_such_after_the_work() -> None:
-    work = Work()
+    work, loop = Work(), asyncio.get_running_loop()
+
+    async def expires() -> None:
+        await work.has_begun()
+        limit.reschedule(loop.time())
+        loop.call_later(0.05, work.let_go.set)
+
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01) as limit:
-            asyncio.get_running_loop().call_at((limit.when() or 0.0) + 0.05, work.let_go.set)
+        async with asyncio.timeout(None) as limit:
+            expiring = asyncio.create_task(expires())
             await run_in_thread(work)
+    await expiring
     assert work.ended.is_set()
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def test_without_a_table_the_curve_is_computed_up_to_the_ledgers_delta(monkeypat
 def test_a_curve_without_a_finite_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     report = report_of(monkeypatch, ("a", 3.0, 1.0))
     clock = itertools.count()
-    monkeypatch.setattr(report_deltas.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(report_deltas, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     with pytest.raises(ConfigurationError, match="max_seconds"):
         plot_epsilon_delta(report.with_epsilons([1e-9, 1e-8], max_seconds=0.5))
     charged = plot_epsilon_delta(report, max_seconds=0.5).axes[0].lines[1]  # what the share is charged holds in no time

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,7 +206,7 @@ def test_no_price_is_begun_once_time_is_over_and_the_largest_delta_comes_first(
     gaussians: PrivacyReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count()  # a second a look
-    monkeypatch.setattr(report_deltas.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(report_deltas, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     asked = use_prices(monkeypatch, lambda _: 1.5)
     table = gaussians.epsilons([1e-9, 1e-8, 1e-7], max_seconds=4.0)
     assert len(asked) == 3  # both shares at the largest delta, one of the next

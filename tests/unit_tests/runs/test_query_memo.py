@@ -552,7 +552,7 @@ def writes(house: House) -> Callable[..., Any]:
     budget = PrivacyBudgetCallbackHandler.open(house.folder / "notes.db")
 
     def make(kind: Callable[..., Any], **options: Any) -> Any:
-        given = {"private": private, "budget": budget, "component": "notes", "serving": Serving(memo=house.memo)}
+        given = {"private": private, "budget": budget, "component": "notes", "serving": house.serving()}
         return kind(**{**given, **options}).with_receipts()
 
     return make

@@ -21,7 +21,7 @@ from langchain_core.stores import InMemoryByteStore, InMemoryStore
 from langchain_dpicl.exceptions import ConfigurationError, MemoError
 from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo, beside_ledgers, memo_at
 from langchain_dpicl.stores.memos import query_of
-from tests.contracts.memo import KEY, TOLD, MemoContract, SharedMemoContract, others
+from tests.contracts.memo import KEY, TOLD, TURN, MemoContract, SharedMemoContract, others
 from tests.faults.children import Child, together
 
 HIDDEN = "hunter2"
@@ -43,10 +43,10 @@ class TestSQLiteMemo(SharedMemoContract):
     CLOCK_BACK = "UPDATE {turns} SET until = until + 3600"
 
     def make_memo(self, tmp_path: Path, **options: Any) -> SQLiteMemo:
-        return SQLiteMemo(tmp_path / "memo.db", **options)
+        return SQLiteMemo(tmp_path / "memo.db", **{"turn_seconds": TURN, **options})
 
     def reopen(self, memo: Any) -> SQLiteMemo:
-        return SQLiteMemo(memo.path)
+        return SQLiteMemo(memo.path, turn_seconds=TURN)
 
     def change(self, memo: Any, statement: str) -> list[tuple[Any, ...]]:
         return changed(memo.path, statement)
@@ -217,7 +217,7 @@ def test_those_who_wait_for_a_memo_wait_at_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_memo_whose_lock_is_given_back_in_time_goes_on(tmp_path: Path) -> None:
-    memo = SQLiteMemo(tmp_path / "memo.db", timeout=30.0)
+    memo = SQLiteMemo(tmp_path / "memo.db", timeout=LONGEST)
     with contextlib.closing(sqlite3.connect(memo.path, isolation_level=None)) as other, ThreadPoolExecutor(1) as pool:
         other.execute("BEGIN IMMEDIATE")
         writing = pool.submit(memo.remember, KEY, TOLD)
@@ -257,7 +257,7 @@ def test_options_out_of_range_are_refused(tmp_path: Path, bad: dict[str, Any]) -
 
 
 def test_processes_that_ask_at_once_get_one_turn(tmp_path: Path) -> None:
-    memo = SQLiteMemo(tmp_path / "memo.db")
+    memo = SQLiteMemo(tmp_path / "memo.db", turn_seconds=TURN)
 
     def act(start: Any) -> int:
         start()

@@ -93,6 +93,7 @@ def shown(error):
     return [frame.f_code.co_name for frame in frames if CANARY in repr(frame.f_locals)]
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestOneRowThatRaises:
     prompts = (*PROMPTS[:4], ROCKET, OTHER, "a")
     others = np.arange(8) != 5
@@ -193,6 +194,7 @@ class Lengthy:
         return output + (len(output) == 2) * torch.linspace(-1.0, 1.0, output.shape[-1])
 
 
+@pytest.mark.usefixtures("rows_apart")
 @pytest.mark.parametrize("name", MODELS)
 class TestTextsOfASecretNumberOfRows:
     others = ("a lake", PROMPTS[3], "a lake ")
@@ -243,6 +245,7 @@ class TestTextsOfASecretNumberOfRows:
         assert sizes(backend) == learnt
 
 
+@pytest.mark.usefixtures("rows_apart")
 @pytest.mark.parametrize("name", MODELS)
 class TestASecretNumberOfRows:
     def test_decides_nothing_that_is_seen(self, name):
@@ -288,12 +291,6 @@ class TestASecretNumberOfRows:
         budget.most = 2
         assert np.isfinite(opened(backend, UNITS[:3], units=True).logits(None)).all()
 
-    def test_rows_that_move_each_other_are_tried_out_one_by_one(self, name):
-        backend = engine(doubles.coupled(MODELS[name]()))
-        Budget(backend, 1)
-        with pytest.raises(ModelCallError, match="single row beside the public prompt's"):
-            opened(backend, UNITS[:3], units=True).public()
-
     @pytest.mark.parametrize(
         "ask", ["known slots", "new slots", "public prompt", "texts", "public texts", "public rows that grow"]
     )
@@ -324,6 +321,14 @@ class TestASecretNumberOfRows:
         assert same_bits(session.logits(None), rows[1, 1:])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_secret_number_of_rows_that_move_each_other_is_tried_out_one_by_one(name):
+    backend = engine(doubles.coupled(MODELS[name]()))
+    Budget(backend, 1)
+    with pytest.raises(ModelCallError, match="single row beside the public prompt's"):
+        opened(backend, UNITS[:3], units=True).public()
+
+
 class TestPublicRowsThatGrow:
     @pytest.mark.parametrize("calls", [0, 1, 2, 4])
     @pytest.mark.parametrize("name", MODELS)
@@ -350,6 +355,7 @@ class TestPublicRowsThatGrow:
             first_tokens(backend, 5)
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestMainMemory:
     def test_later_batches_wait_there_and_are_not_read_again(self, monkeypatch):
         model = tiny_hf.llama()
@@ -377,6 +383,7 @@ class TestMainMemory:
         assert same_bits(walk(opened(backend, UNITS, units=True), tokens), expected)
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestReadingAnswers:
     @staticmethod
     def failing(monkeypatch, calls):
@@ -431,6 +438,7 @@ class TestReadingAnswers:
         assert not shown(caught.value)
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestWithoutAPublicPrompt:
     def test_a_batch_that_does_not_fit_where_public_text_does_is_zeros(self, monkeypatch):
         backend = engine()

@@ -124,9 +124,11 @@ class TestEveryKindOfModel:
             assert not same_bits(moved[:, place], rows[:, place])
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestWhatIsComputed:
     @pytest.mark.parametrize("units", [False, True], ids=["slots", "units"])
     def test_private_rows_at_the_columns_asked_for_and_the_public_row_alone(self, monkeypatch, units):
+        monkeypatch.setattr(vocabulary, "keeps_apart", sessions.keeps_apart)
         backend = engine()
         walk(opened(backend, units=units), [])  # the shape is tried out
         products = Products(monkeypatch)
@@ -189,6 +191,7 @@ class TestEnds:
         assert products.shapes == [(6, 16)]
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestRowsThatFail:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("units", [False, True], ids=["slots", "units"])
@@ -220,6 +223,7 @@ class TestRowsThatFail:
         assert same_bits(session.logits(np.array([7, 0, 300, 42, 99]))[:, [0, 1, 2, 4]], rows[:, [0, 1, 2, 4]])
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestRowsThatMoveEachOther:
     def test_at_some_columns_alone_are_computed_at_all_columns(self, monkeypatch):
         backend = engine()

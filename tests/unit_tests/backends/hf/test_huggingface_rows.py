@@ -245,6 +245,7 @@ class TestLengths:
             backend.open(["a"], tokens_of(backend, 25))
 
 
+@pytest.mark.usefixtures("rows_apart")
 class TestMemory:
     @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError, RuntimeError])
     def test_a_batch_that_does_not_fit_is_halved_and_the_size_remembered(self, kind):

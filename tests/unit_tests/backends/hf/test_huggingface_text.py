@@ -142,6 +142,7 @@ class TestChat:
         with pytest.raises(ConfigurationError, match="shows the user's message once"):
             engine(tokenizer=tokenizer)
 
+    @pytest.mark.usefixtures("rows_apart")
     def test_the_head_of_a_long_template_is_read_once(self):
         tokenizer = tiny_hf.byte_tokenizer(chat=True)
         head = "Instruction: write a short message that a customer sends to a bank. "
@@ -153,7 +154,8 @@ class TestChat:
         assert same_bits(backend.open([OTHER, "b"], []).score(backend.vocabulary())[0], rows[0])
         assert watched.shapes == [(4, 64 - len(backend._prompts.tokens.header)), (4, 1)]
         top = backend.top_tokens("a", [], top_k=5)
-        assert [share for _, share in top] == rows[1][[backend.vocabulary().index(id_) for id_, _ in top]].tolist()
+        told = rows[1][[backend.vocabulary().index(id_) for id_, _ in top]]
+        assert [share for _, share in top] == pytest.approx(told, rel=1e-4)  # one row is rounded as a batch of one
 
     def test_a_choice_begins_where_the_answer_begins(self):
         scores = CHAT.score_choices([OTHER, OTHER + " "], ["red", " red"])

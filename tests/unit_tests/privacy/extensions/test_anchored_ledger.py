@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy.extensions import durable_writer, ledger_anchor
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore, on, spent
 from tests.ledgers import budget, share_of
 
@@ -505,14 +505,22 @@ def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
     share = taken(budget(store=store))
     share.reserve("t")
     store.calls.clear()
-    started, waiting = threading.Event(), threading.Barrier(5)
+    started, all_stand, turn = threading.Event(), threading.Event(), LedgerWriter._turn
+    in_line: set[int] = set()
+
+    def noted(desk: LedgerWriter, lock: Any) -> Any:
+        in_line.add(threading.get_ident())
+        if len(in_line) == 5:
+            all_stand.set()
+        return turn(desk, lock)
+
+    monkeypatch.setattr(LedgerWriter, "_turn", noted)
 
     def stuck(_: list[str]) -> None:
         if started.is_set():
             return
         started.set()
-        waiting.wait(60)
-        time.sleep(0.2)  # the others stand in line by now
+        assert all_stand.wait(60)
         raise UNAVAILABLE
 
     store.at_commit = stuck
@@ -522,7 +530,6 @@ def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
 
     def later() -> Any:
         assert started.wait(60)
-        waiting.wait(60)
         return _outcome(lambda: share.reserve("t"))
 
     with ThreadPoolExecutor(5) as pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -69,8 +70,8 @@ def test_threads_share_the_wait_for_the_disk() -> None:
         first = pool.submit(share.reserve, "t")
         is_waiting.wait(60)
         others = [pool.submit(share.reserve, "t") for _ in range(3)]
-        while len(store.records()) < 6:  # all of them are visible while the first one waits
-            pass
+        while ledger._desk._visible[1] < 6:  # all of them are visible, and noted, while the first one waits
+            time.sleep(0.001)
         assert not first.done()
         goes_on.set()
         assert {first.result(60).entry, *(each.result(60).entry for each in others)} == {3, 4, 5, 6}

@@ -4,6 +4,7 @@ import hashlib
 import json
 import tracemalloc
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_stamps_are_the_time_in_whole_seconds(monkeypatch: pytest.MonkeyPatch) -
     assert before <= datetime.fromisoformat(stamp) <= datetime.now(UTC)
     assert len(stamp) == len(STAMP)
     for second, text in ((1_767_323_045.999, STAMP), (1_767_323_046.0, "2026-01-02T03:04:06+00:00")):
-        monkeypatch.setattr(stores.time, "time", lambda second=second: second)
+        monkeypatch.setattr(stores, "time", SimpleNamespace(time=lambda second=second: second))
         assert next_record(0, "", "note", {}).stamp == text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_what_is_written_late_counts_once(monkeypatch: pytest.MonkeyPatch) -> No
     share = taken(budget(store=store))
     used(share, 2).commit()
     began = writers.time.monotonic()
-    monkeypatch.setattr(writers.time, "monotonic", lambda: began + 2 * writers.RIDE_SECONDS)
+    monkeypatch.setattr(writers, "time", SimpleNamespace(monotonic=lambda: began + 2 * writers.RIDE_SECONDS))
     assert share.committed("t") == 1
     assert kinds(store)[-1] == "commit"
     assert share.committed("t") == 1
@@ -88,7 +89,7 @@ def test_a_commit_that_is_waited_for_is_written_at_once() -> None:
 
 def test_a_commit_that_waited_for_seconds_is_written_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = WatchedStore(), [0.0]
-    monkeypatch.setattr(writers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(writers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     share = taken(budget(store=store))
     used(share).commit()
     share.remaining("t")
