@@ -242,6 +242,20 @@ class TestPartsInTrainingMode:
 
         assert self.stay(model, ask, change)
 
+    def test_change_no_row_of_the_first_call(self) -> None:
+        """Its public trials of the model, too, run in evaluation mode."""
+        model = tiny_hf.gpt2()
+        expected, made = np.asarray(engine(model).open([PROMPT]).score([5, 6, 7])), engine(model)
+        _train_one_block(model)
+        assert np.array_equal(expected, np.asarray(made.open([PROMPT]).score([5, 6, 7])))
+
+    def test_change_no_public_answer(self) -> None:
+        model = tiny_hf.gpt2()
+        expected, made = engine(model).top_tokens("public words", [], top_k=3), engine(model)
+        made.open([PROMPT]).score([5])
+        _train_one_block(model)
+        assert made.top_tokens("public words", [], top_k=3) == expected
+
     def test_are_put_into_evaluation_mode_when_an_engine_is_built(self) -> None:
         model = tiny_hf.gpt2()
         _add_stubborn(model)
