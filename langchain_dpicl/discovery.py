@@ -685,7 +685,8 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     them on.
 
     Build it with `from_private_examples`; `run` or `arun` releases once. After an error or Ctrl-C, `result` holds what
-    was released, and `run` makes the rest; what a ticket was burnt for without a result stays empty.
+    was released, and `run` makes the rest; what a ticket was burnt for without a result stays empty. A label whose
+    ticket another process used or holds has no words here; `run` asks for it again, and `is_finished` stays False.
 
     Example:
       >>> from langchain_dpicl import Budget, PrivateExamples, WordDiscovery
@@ -737,6 +738,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
           noise: a `Noise` without a mechanism: multiplier over the L2 sensitivity, and delta, half of which goes to the
             thresholds; see there.
           component: name in the ledger; the same name and plan reopen the same share with its tickets, if unused.
+            A label whose ticket another process used or holds has no words here.
 
         Raises:
           ConfigurationError: a public argument is invalid; nothing was charged.
@@ -775,7 +777,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     def _release(self, item: _Label, call: RunCall) -> None:
         """Releases the words of a label, and its pairs, each once; what an earlier call released or lost stays so."""
-        if item.words is None and self._is_left(item, WORD_TEMPLATE):
+        if item.words is None and (self._is_left(item, WORD_TEMPLATE) or self._ends_empty(item)):
             ticket = self._ticket(item, WORD_TEMPLATE, call)
             item.words = release_words(self._private, ticket, plan=self.plan.release, known=public_words())
         self._commit(item)
@@ -788,12 +790,17 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
             ticket, known = self._ticket(item, PAIR_TEMPLATE, call), tuple(word for word, _ in item.words)
             item.pairs = release_words(self._private, ticket, plan=self.plan.pairs, known=known)
         self._commit(item)
-        item.done = True
+        item.done = item.words is not None or item.is_lost  # otherwise its ticket may come back
         call.tick()
 
     def _is_left(self, item: _Label, template: str) -> bool:
         """Whether a label's ticket is unused: a process that ended may have used it, or lost what it paid for."""
         return not item.is_lost and self.share.remaining(template, label=item.label) > 0
+
+    def _ends_empty(self, item: _Label) -> bool:
+        """Whether a label is the last one to ask and no label has words: then the ledger refuses and says why."""
+        *_, last = self._open_items()
+        return item is last and not item.is_lost and all(one.words is None for one in self._items)
 
     def _ticket(self, item: _Label, template: str, call: RunCall) -> Reservation:
         item.ticket = ticket = self.share.reserve(template, label=item.label)
@@ -811,7 +818,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     def _value(self) -> ReleasedWords:
         if all(item.words is None for item in self._items):
             if self.is_finished:
-                msg = f"{self.component!r}: its tickets were used or burnt before. Declare another component."
+                msg = f"{self.component!r}: its tickets burnt without a result. Declare another component."
                 raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
             raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)

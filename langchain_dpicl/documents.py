@@ -807,7 +807,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         # Declared with places before any topic is known, so that one share covers all steps.
         by_topic = split_by_topics(
             private,
-            dataset_id=f"{private.dataset_id} by {found.num_topics} topics of {name}",
+            dataset_id=f"{private.dataset_id} by {found.num_topics} topics of {name}, {size} units each",
             topic_key=_topic_key(private.fields),
             public_size=dict.fromkeys(places(found.num_topics), size),
         )

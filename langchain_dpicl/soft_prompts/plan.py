@@ -525,7 +525,6 @@ _BESIDE_GRADIENTS = (
     "num_virtual_tokens",
     "tokenizer_fingerprint",
     "initial",
-    "weights_digest",
     "arrays",
     "peft_config",
 )

@@ -196,6 +196,9 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
             raise fail("noise", 'the mechanism "gaussian", because gradients are summed', wanted.mechanism)
         named = ExampleFields.of(private, fields)
         engine = engine_of(llm, task=task, prompt=prompt, labels=named.labels_of(private))
+        if not hasattr(engine, "weights_digest"):
+            advice = "The ledger names the weights by it: add it to the engine."
+            raise fail("llm", "an engine that also has weights_digest", type(engine).__name__, advice)
         named.check_task(engine.task, private, is_target_given="target" in given_fields(fields))
         plan = plan_training(
             private.public_size_of(None),

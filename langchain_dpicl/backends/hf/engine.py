@@ -28,6 +28,7 @@ from langchain_dpicl.backends.hf.batches import (
     RightBatch,
     is_out_of_memory,
 )
+from langchain_dpicl.backends.hf.model_checks import end_training_mode
 from langchain_dpicl.backends.hf.vocabulary import (
     Floats,
     Kind,
@@ -98,7 +99,8 @@ class Engine:
         self._recheck_seconds = RECHECK_SECONDS.get(body.device.type, math.inf)
 
     def batch(self, shape: BatchShape) -> GrowingBatch:
-        """Returns a new batch."""
+        """Returns a new batch of a model in evaluation mode."""
+        end_training_mode(self.body.model)
         return (RightBatch if shape.is_fast else LeftBatch)(self.body, shape)
 
     def settle(self, states: torch.Tensor) -> torch.Tensor:
@@ -117,6 +119,7 @@ class Engine:
                 # Another thread may have chosen it meanwhile; nothing can be chosen twice.
                 failure = ""
                 if self._layout is None:
+                    end_training_mode(self.body.model)
                     failure = self._failure_of(self._choose_layout)
                     self.body.forget()
             if failure:

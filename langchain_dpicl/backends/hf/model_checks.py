@@ -18,7 +18,7 @@ from langchain_dpicl.backends.private_calls.method_checks import (
     static_attribute,
     tops_of,
 )
-from langchain_dpicl.exceptions import UnsilencableModelError
+from langchain_dpicl.exceptions import CapabilityError, UnsilencableModelError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Attributes of a module that hold hooks on inputs, answers or gradients."""
@@ -35,12 +35,20 @@ def end_training_mode(model: Any) -> None:
     """Puts a model into evaluation mode, with every part: dropout takes coins that depend on a row's place.
 
     The model's own flag says nothing of its parts, and a part's `train` may ignore its argument.
+
+    Raises:
+      CapabilityError: a part stays in training mode.
     """
     parts = list(model.modules())
     if any(part.training for part in parts):
         model.eval()
         for part in parts:
             part.training = False
+        if stuck := [type(part).__name__ for part in parts if part.training]:
+            raise CapabilityError(
+                f"expected a model whose parts leave training mode, found {stuck[0]}, which stays in it: there dropout "
+                "makes a row depend on others. Replace that part."
+            )
 
 
 class Hooks:

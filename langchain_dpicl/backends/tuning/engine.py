@@ -312,6 +312,7 @@ def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs
       ModelCallError: memory ran out.
     """
     fault = ""
+    model_checks.end_training_mode(prompted.model)
     try:
         with torch.no_grad():
             fault = _fault(prompted, num_virtual_tokens, num_outputs)

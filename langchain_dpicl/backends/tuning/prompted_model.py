@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 from langchain_dpicl.backends.hf import batches, loading
 from langchain_dpicl.backends.hf.batches import KEEPS, BatchShape, ModelBody, RightBatch, ahead, padded
 from langchain_dpicl.backends.hf.engine import Engine
-from langchain_dpicl.backends.hf.model_checks import Hooks
+from langchain_dpicl.backends.hf.model_checks import Hooks, end_training_mode
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
@@ -469,7 +469,8 @@ class PromptRegistry:
             self._made[name] = lambda: from_embeddings(self._body, numbers)
 
     def take(self, names: Sequence[str]) -> list[Beginning]:
-        """Returns prompts by name."""
+        """Returns prompts by name, for a batch of the model, which is put into evaluation mode."""
+        end_training_mode(self._body.model)
         for name in set(names) - set(self._read):
             self._read[name] = self._made[name]()
         return [self._read[name] for name in names]

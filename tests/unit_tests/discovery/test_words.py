@@ -253,8 +253,34 @@ class TestWhatIsPaid:
     def test_the_same_name_and_plan_find_the_same_share_in_another_process_and_no_second_ticket(self) -> None:
         private, budget = notes(), house(store=InMemoryStore())
         finder(private, budget, component="mine").run()
-        with pytest.raises(PrivacyBudgetExceededError, match="used or burnt before"):
+        with pytest.raises(PrivacyBudgetExceededError, match="other processes hold"):
             finder(private, budget, component="mine").run()
+
+    def test_where_all_tickets_are_gone_every_door_raises_what_the_ledger_says(self) -> None:
+        private, budget = by_kind(), house()
+        others = finder(private, budget, component="mine").share
+        held = [others.reserve(WORD_TEMPLATE, label=label) for label in ("new", "old", "none")]
+        made = finder(private, budget, component="mine")
+        for ask in (made.run, lambda: list(made.stream())):
+            with pytest.raises(PrivacyBudgetExceededError, match="other processes hold") as caught:
+                ask()
+            assert caught.value.held == 1
+        held[1].give_back()
+        assert "velda" in made.run().by_label["old"]
+
+    def test_a_label_whose_ticket_came_back_is_released_by_the_next_run(self) -> None:
+        private, budget = by_kind(), house()
+        held = finder(private, budget, component="mine").share.reserve(WORD_TEMPLATE, label="new")
+        made = finder(private, budget, component="mine")
+        first = made.run().by_label
+        assert not first["new"]
+        assert "velda" in first["old"]
+        assert not made.is_finished
+        held.give_back()
+        second = made.run().by_label
+        assert second["old"] == first["old"]
+        assert "gorgon" in second["new"]
+        assert made.is_finished
 
     @pytest.mark.parametrize("pairs", [False, True])
     def test_another_process_uses_the_tickets_that_are_left(self, pairs: bool) -> None:

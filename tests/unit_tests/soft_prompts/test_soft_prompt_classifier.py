@@ -214,6 +214,13 @@ def test_a_part_of_the_model_in_training_mode_changes_no_score() -> None:
     assert served.scores(TEXTS) == before
 
 
+def test_a_part_of_the_model_in_training_mode_refuses_no_prompt() -> None:
+    taught = prompt("bert head", "soft_prompt", HEAD)
+    scorer = classifier("bert head", taught)._scorer
+    parts("bert head")[0].bert.encoder.train()
+    assert scorer.put("other", "soft_prompt", taught.arrays[ARRAY], task=HEAD, heads=None, head={})
+
+
 def test_what_a_chain_hands_on_is_taken_for_its_text() -> None:
     served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
     filled = {"what": TEXTS[1]}

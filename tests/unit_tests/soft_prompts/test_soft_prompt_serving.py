@@ -100,6 +100,14 @@ def read(text: str, *, template: str = "Question: {}\nAnswer:") -> list[int]:
     return [*plain(before.rstrip(" ")), *plain(" " * before.endswith(" ") + text), *plain(behind)]
 
 
+def test_a_part_of_the_model_in_training_mode_changes_no_prompt() -> None:
+    made, taught = MODELS["gpt2"](), prompt("gpt2", "soft_prompt")
+    served = SoftPromptBackend(HuggingFaceBackend(made, tokenizer(), max_prompt_tokens=64, max_new_tokens=32), taught)
+    made.transformer.h[0].train()
+    expected = LocalLLM(backend=backend("gpt2"), max_tokens=LENGTH).invoke(TEXT)
+    assert LocalLLM(backend=served, max_tokens=LENGTH).invoke(TEXT) == expected
+
+
 @pytest.mark.parametrize("method", ["soft_prompt", "prefix"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_what_is_written_is_what_peft_writes(name: str, method: str, tmp_path: Path) -> None:

@@ -395,6 +395,11 @@ def test_the_baseline_learns_without_privacy_and_its_report_says_so() -> None:
     assert sorted(first) == sorted(record["text"] for record in RECORDS)
 
 
+def test_the_baseline_needs_no_digest_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(LogisticEngine, "weights_digest")
+    assert soft_prompt_without_privacy(RECORDS, llm=LogisticEngine(), training=training()).epsilon == math.inf
+
+
 def _public(engine: LogisticEngine) -> Any:
     return prepared(engine=engine, training=training(validation=PUBLIC))._validation.examples  # type: ignore[union-attr]
 

@@ -57,6 +57,12 @@ def lines(budget: Any, kind: str) -> list[Any]:
     return [line.body for line in budget.budget._store.records() if line.kind == kind]
 
 
+def test_a_plan_that_never_ran_fixes_no_range(clock: list[float]) -> None:
+    budget, some = ledger(), stream(public_size={7: 1000, 14: 1800})
+    for days in (7, 14):
+        assert synthesizer(some.rolling(days, every=7), budget).component == "docs"
+
+
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_each_week_releases_words_of_its_own_topics_from_one_standing_share(
     adjacency: Adjacency, clock: list[float]
@@ -70,7 +76,10 @@ def test_each_week_releases_words_of_its_own_topics_from_one_standing_share(
     (ticket,) = seal["components"][0]["tickets"]
     assert (ticket["template"], ticket["label"], ticket["max_count"]) == ("run", None, 6)
     assert [later["blocks"][0] - sooner["blocks"][1] for sooner, later in itertools.pairwise(reserved)] == ([1] * 7)
-    assert {line["dataset_id"] for line in lines(budget, "bind")} == {"notes", "notes by 10 topics of docs"}
+    assert {line["dataset_id"] for line in lines(budget, "bind")} == {
+        "notes",
+        "notes by 10 topics of docs, 100 units each",
+    }
     assert [sorted(topic for topic, _ in each.topics) for each in made[:3]] == [
         ["card"],
         ["boat", "card"],

@@ -18,7 +18,7 @@ from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.hf.model_checks import Hooks
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.exceptions import UnsilencableModelError
+from langchain_dpicl.exceptions import CapabilityError, UnsilencableModelError
 from tests import tiny_hf
 from tests.canary import RECORD
 from tests.unit_tests.backends.hf_doubles import engine
@@ -195,6 +195,18 @@ class Stubborn(torch.nn.Dropout):
         return super().train(mode or True)
 
 
+class Stuck(torch.nn.Dropout):
+    """Is always in training mode."""
+
+    @property
+    def training(self) -> bool:
+        return True
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        pass
+
+
 def _train_one_block(model: Any) -> None:
     model.transformer.h[0].train()
 
@@ -241,6 +253,26 @@ class TestPartsInTrainingMode:
             return np.concatenate(rows)
 
         assert self.stay(model, ask, change)
+
+    def test_change_no_row_of_the_first_call(self) -> None:
+        """Its public trials of the model, too, run in evaluation mode."""
+        model = tiny_hf.gpt2()
+        expected, made = np.asarray(engine(model).open([PROMPT]).score([5, 6, 7])), engine(model)
+        _train_one_block(model)
+        assert np.array_equal(expected, np.asarray(made.open([PROMPT]).score([5, 6, 7])))
+
+    def test_change_no_public_answer(self) -> None:
+        model = tiny_hf.gpt2()
+        expected, made = engine(model).top_tokens("public words", [], top_k=3), engine(model)
+        made.open([PROMPT]).score([5])
+        _train_one_block(model)
+        assert made.top_tokens("public words", [], top_k=3) == expected
+
+    def test_that_cannot_leave_it_are_refused(self) -> None:
+        model = tiny_hf.gpt2()
+        model.transformer.drop = Stuck(0.5)
+        with pytest.raises(CapabilityError, match="found Stuck"):
+            engine(model)
 
     def test_are_put_into_evaluation_mode_when_an_engine_is_built(self) -> None:
         model = tiny_hf.gpt2()
