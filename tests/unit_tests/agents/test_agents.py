@@ -185,10 +185,16 @@ def test_free_form_answers_are_a_tool_as_well() -> None:
     assert (told.content, told.artifact["answer"]) == ("ask the bank", "ask the bank")
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, "5"])
-def test_an_allowance_out_of_range_is_refused(house: House, bad: Any) -> None:
-    with pytest.raises(ConfigurationError):
-        house.voter().as_tool(queries_per_thread=bad)
+@pytest.mark.parametrize("bad", [-1, 1.5, "5", "Auto"])
+@pytest.mark.parametrize("cap", [None, 9])
+def test_an_allowance_out_of_range_is_refused(house: House, bad: Any, cap: int | None) -> None:
+    voter = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=cap))
+    with pytest.raises(ConfigurationError, match=f"queries_per_thread: expected an integer.*found {bad!r}"):
+        voter.as_tool(queries_per_thread=bad)
+    pytest.importorskip("langchain.agents")
+    words = "'auto', None or an integer" if isinstance(bad, str) else "an integer"
+    with pytest.raises(ConfigurationError, match=f"queries_per_thread: expected {words}.*found {bad!r}"):
+        agents.DPVotingMiddleware(voter, queries_per_thread=bad)
 
 
 def test_what_is_no_component_is_refused(house: House) -> None:
