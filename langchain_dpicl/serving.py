@@ -80,6 +80,8 @@ _PASSED_ON = _STOCK | {"stream", "ls_structured_output_format"}
 """What else may come with a call, without effect here: LangChain reads some of it, and passes all on."""
 _NEVER = -9999.0
 """What OpenAI reports as the logarithm of a probability too small to name; JSON has no infinity."""
+_MOST_SEED = 2**128 - 1
+"""The largest seed, of a model and of a call."""
 
 
 class ServedFields(HidesInput):
@@ -89,7 +91,7 @@ class ServedFields(HidesInput):
     temperature: float = Field(default=0.0, ge=0.0)
     top_k: int | None = Field(default=None, ge=1)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=_MOST_SEED)
     stop: list[str] | None = None
     backend: Any = Field(exclude=True, repr=False)
 
@@ -203,7 +205,7 @@ class CallOptions:
             max_tokens=check_int("max_tokens", asked("max_tokens"), low=1),
             temperature=check_real("temperature", asked("temperature"), low=0.0),
             sampling=sampling,
-            seed=None if seed is None else check_int("seed", seed, low=0),
+            seed=None if seed is None else check_int("seed", seed, low=0, high=_MOST_SEED),
             stop=tuple(word for word in words if word),
             top_logprobs=top_logprobs if kwargs.get("logprobs") else None,
         )

@@ -101,7 +101,7 @@ class TestChains:
         }
         assert "backend" not in repr(model) + str(model.model_dump())
 
-    @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}, {"seed": -1}])
+    @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}, {"seed": -1}, {"seed": 2**128}])
     @pytest.mark.parametrize("kind", [EmbeddedLLM, ChatEmbedded])
     def test_parameters_out_of_range_are_refused(self, kind, fault):
         with pytest.raises(ConfigurationError, match=next(iter(fault))):
@@ -133,7 +133,7 @@ class TestLengthAndStop:
         [
             *({"max_tokens": wrong} for wrong in ("x", 1.5, 0)),
             *({"temperature": wrong} for wrong in ("hot", -1.0, math.nan)),
-            *({"seed": wrong} for wrong in ("x", -1)),
+            *({"seed": wrong} for wrong in ("x", -1, 2**128)),
             *({"stop": wrong} for wrong in (5, [5])),
             {"top_logprobs": "x"},
         ],
@@ -160,7 +160,9 @@ class TestLengthAndStop:
     def test_a_seed_repeats_and_no_seed_varies(self, model):
         warm = model.model_copy(update={"temperature": 1.0, "max_tokens": 12})
         chain = warm | StrOutputParser()
-        assert chain.invoke("I want", seed=3) == chain.invoke("I want", seed=3)
+        for seed in (3, 2**64 - 1, 2**128 - 1):
+            assert chain.invoke("I want", seed=seed) == chain.invoke("I want", seed=seed)
+        assert EmbeddedLLM(seed=2**64 - 1, max_tokens=1, temperature=1.0).invoke("I want")
         assert len({chain.invoke("I want") for _ in range(8)}) > 2
 
 
