@@ -198,8 +198,11 @@ class CallOptions:
         check_real("top_p", top_p, low=0.0, low_open=True, high=1.0)
         seed, words = asked("seed"), (model.stop if stop is None else stop) or ()
         words = [words] if isinstance(words, str) else words  # OpenAI's API takes a text too
-        if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-            raise fail("stop", "a text or a list of texts", type(words).__name__)
+        if not isinstance(words, Sequence):
+            raise fail("stop", "a text or a list of texts", type(words))
+        for word in words:
+            if not isinstance(word, str):
+                raise fail("stop", "texts alone in the list", type(word))
         top_logprobs = check_int("top_logprobs", kwargs.get("top_logprobs") or 0, low=0)
         return cls(
             max_tokens=check_int("max_tokens", asked("max_tokens"), low=1),

@@ -143,6 +143,13 @@ class TestLengthAndStop:
         with pytest.raises(ConfigurationError, match=rf"{next(iter(fault))}: expected .*, found"):
             model.invoke(PROMPT, **fault)
 
+    @pytest.mark.parametrize(
+        ("stop", "found"), [(5, "int"), (["our", 5], "int"), ([["our"]], "list"), ({"our"}, "set")]
+    )
+    def test_a_wrong_stop_is_named_by_its_type(self, model, stop, found):
+        with pytest.raises(ConfigurationError, match=rf"stop: expected .*texts.*, found {found}\."):
+            model.invoke(PROMPT, stop=stop)
+
     @pytest.mark.parametrize("stream", [False, True])
     def test_max_tokens_is_of_the_model_or_of_the_call(self, model, stream):
         assert self.text(model, stream=stream, max_tokens=2) == " one two"
