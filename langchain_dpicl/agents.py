@@ -23,14 +23,14 @@ else:
 
 
 class DPVotingMiddleware(_Base):
-    """Gives an agent a private voter as a tool, with an allowance per thread.
+    """Gives an agent a private voter as a tool, with an allowance per thread or the component's cap per tenant.
 
     Formal guarantees:
-      - As of `PrivateTool`: the ledger counts the charged questions of each thread, and a refusal is a message that the
-        model can read.
+      - As of `PrivateTool`: where threads have an allowance, the ledger counts the charged questions of each, and a
+        refusal is a message that the model can read.
       - Each model call of the agent, and each question, carries in `config["metadata"]` what the budget stands at, as
         `budget_metadata` says: limits and counts; never a question, an answer or anything that depends on records.
-      - Where the config names no thread, the agent works and shows no allowance; the tool refuses.
+      - Where threads have an allowance and the config names no thread, the agent works without; the tool refuses.
       - It keeps nothing in the agent's state: going back to an older checkpoint gives no allowance back.
 
     Args:
@@ -59,6 +59,8 @@ class DPVotingMiddleware(_Base):
             raise fail("component", "a component that answers queries", type(component).__name__, advice)
         if queries_per_thread == "auto":
             queries_per_thread = 5 if component.tenants.max_queries is None else None
+        elif isinstance(queries_per_thread, str):
+            raise fail("queries_per_thread", "'auto', None or an integer >= 0", queries_per_thread)
         self._tool = component.as_tool(name=name, description=description, queries_per_thread=queries_per_thread)
         self.tools = [self._tool]
 

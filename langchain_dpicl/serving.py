@@ -80,6 +80,8 @@ _PASSED_ON = _STOCK | {"stream", "ls_structured_output_format"}
 """What else may come with a call, without effect here: LangChain reads some of it, and passes all on."""
 _NEVER = -9999.0
 """What OpenAI reports as the logarithm of a probability too small to name; JSON has no infinity."""
+_MOST_SEED = 2**128 - 1
+"""The largest seed, of a model and of a call."""
 
 
 class ServedFields(HidesInput):
@@ -89,7 +91,7 @@ class ServedFields(HidesInput):
     temperature: float = Field(default=0.0, ge=0.0)
     top_k: int | None = Field(default=None, ge=1)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=_MOST_SEED)
     stop: list[str] | None = None
     backend: Any = Field(exclude=True, repr=False)
 
@@ -196,14 +198,17 @@ class CallOptions:
         check_real("top_p", top_p, low=0.0, low_open=True, high=1.0)
         seed, words = asked("seed"), (model.stop if stop is None else stop) or ()
         words = [words] if isinstance(words, str) else words  # OpenAI's API takes a text too
-        if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-            raise fail("stop", "a text or a list of texts", type(words).__name__)
+        if not isinstance(words, Sequence):
+            raise fail("stop", "a text or a list of texts", type(words))
+        for word in words:
+            if not isinstance(word, str):
+                raise fail("stop", "texts alone in the list", type(word))
         top_logprobs = check_int("top_logprobs", kwargs.get("top_logprobs") or 0, low=0)
         return cls(
             max_tokens=check_int("max_tokens", asked("max_tokens"), low=1),
             temperature=check_real("temperature", asked("temperature"), low=0.0),
             sampling=sampling,
-            seed=None if seed is None else check_int("seed", seed, low=0),
+            seed=None if seed is None else check_int("seed", seed, low=0, high=_MOST_SEED),
             stop=tuple(word for word in words if word),
             top_logprobs=top_logprobs if kwargs.get("logprobs") else None,
         )

@@ -742,9 +742,10 @@ class Budget(LedgerBudget):
         from langchain_dpicl.options import html_table
         from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
 
+        limit = f"{format_rounded_up(self.epsilon)}, delta {format_rounded_up(self.delta)}"
         left = f"{format_rounded_down(self.remaining_epsilon)}, delta {format_rounded_down(self.remaining_delta)}"
         shown = {
-            "limit": f"epsilon {self.epsilon:g}, delta {self.delta:g}, for {self.per}",
+            "limit": f"epsilon {limit}, for {self.per}",
             "left": f"epsilon {left}",
             "adjacency": self.adjacency,
             "ledger": self._store.description,

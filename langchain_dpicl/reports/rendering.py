@@ -223,7 +223,7 @@ def _share_lines(share: Json) -> Iterator[str]:
 
 def _tickets(component: Json) -> str:
     if component["limit"] is not None:
-        return f"pool, {'mu' if component['kind'] == 'gdp' else 'rho'} = {component['limit']:.6g}"
+        return f"pool, {'mu' if component['kind'] == 'gdp' else 'rho'} = {format_rounded_up(component['limit'])}"
     counts: dict[str, int] = {}
     for ticket in component["tickets"]:
         counts[ticket["template"]] = counts.get(ticket["template"], 0) + ticket["max_count"]
@@ -366,7 +366,7 @@ def _mechanisms(data: Json) -> Iterator[str]:
 def _component(component: Json) -> Iterator[str]:
     if component["limit"] is not None:
         total = "mu squared" if component["kind"] == "gdp" else "rho"
-        what = f"{'mu' if component['kind'] == 'gdp' else 'rho'} {component['limit']:.6g}"
+        what = f"{'mu' if component['kind'] == 'gdp' else 'rho'} {format_rounded_up(component['limit'])}"
         yield f"A pool of {what}: unsampled releases whose parameters are chosen on the way, added up in {total}."
         yield ""
     rows = (
@@ -423,7 +423,8 @@ def _table(data: Json) -> Iterator[str]:
         return
     yield "## Epsilon at other deltas"
     yield ""
-    yield from table_of(("delta", "epsilon"), ((f"{row['delta']:.6g}", bound_words(row)) for row in table["rows"]))
+    rows = ((format_rounded_up(row["delta"]), bound_words(row)) for row in table["rows"])
+    yield from table_of(("delta", "epsilon"), rows)
     yield table["method"]
     yield ""
 
@@ -677,7 +678,8 @@ def _names(share: Json) -> str:
 def _ticket_cells(component: Json) -> Iterator[tuple[str, ...]]:
     name = str(component["name"])
     if component["limit"] is not None:
-        yield name, f"a pool of {component['limit']:.6g} ({component['kind']})", "what its components declare"
+        limit = format_rounded_up(component["limit"])
+        yield name, f"a pool of {limit} ({component['kind']})", "what its components declare"
     for ticket in component["tickets"]:
         label = "" if ticket["label"] is None else f", label {ticket['label']}"
         shown = f"{ticket['max_count']} x {ticket['template']}{label}"

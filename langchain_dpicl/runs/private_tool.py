@@ -52,7 +52,7 @@ class PrivateTool(BaseTool):
     """The `QueryRunnable` that answers."""
 
     queries_per_thread: int | None = None
-    """Charged questions of a thread, which a cap in the config can lower; None: a tenant has the component's cap."""
+    """Charged questions of a thread; None: threads have no allowance, and a tenant has the cap of its own, if any."""
 
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
     """Content and artifact: what the model reads, and plain data beside it, which every checkpointer keeps."""
@@ -118,9 +118,14 @@ class PrivateTool(BaseTool):
         tenant = self.component.tenants.of(config)
         if self.queries_per_thread is None:
             return tenant.name, tenant.cap
+        if tenant.cap is not None:  # the ledger counts a ticket under one name: a thread's, or its tenant's
+            expected = "none beside queries_per_thread, as it counts all threads of a tenant"
+            raise fail(
+                TENANT_CAP, expected, tenant.cap, "Leave it out, or build the tool with queries_per_thread=None."
+            )
         thread = (config.get("configurable") or {}).get("thread_id")
         name = None if thread is None else thread_tenant(thread, tenant=tenant.name)
-        return name, min(cap for cap in (tenant.cap, self.queries_per_thread) if cap is not None)
+        return name, self.queries_per_thread
 
     def _asking(self, config: RunnableConfig, standing: Mapping[str, Any]) -> RunnableConfig:
         """Returns the config of one question: the tenant, the allowance, the budget in view."""

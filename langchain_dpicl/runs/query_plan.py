@@ -35,6 +35,7 @@ from langchain_dpicl.privacy._validate import (
     check_positive_delta,
     check_real,
     fail,
+    round_up_at,
 )
 from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name, shown_release
@@ -336,7 +337,7 @@ class QueryOption:
             "mechanism": self.plan.release.mechanism.name,
             **dataclasses.asdict(self.plan.design),
             "calibrated": self.calibrated,
-            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            "noise_multiplier": round_up_at(self.plan.noise_multiplier),
             "row_right": round(self.row_right, 4),
             "right_label_prob": round(self.right_label_prob, 4),
             "private_calls": self.private_calls,

@@ -691,6 +691,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         """
         if clash := sorted(RESERVED & set(self.wording.input_variables)):
             raise fail("suffix, prefix", f"variables other than {sorted(RESERVED)}, for a tool", clash)
+        if queries_per_thread is not None:
+            check_int("queries_per_thread", queries_per_thread, low=0)
         if queries_per_thread is not None and self.tenants.max_queries is not None:
             # The ledger counts a ticket under one name: a thread's, or its tenant's.
             expected = "None where the component has tenant_max_queries, which counts all threads of a tenant"
@@ -701,9 +703,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             description=self._purpose if description is None else description,
             args_schema=create_model("Query", **fields),
             component=self,
-            queries_per_thread=None
-            if queries_per_thread is None
-            else check_int("queries_per_thread", queries_per_thread, low=0),
+            queries_per_thread=queries_per_thread,
         )
 
     @property

@@ -238,6 +238,10 @@ class Service:
         self.budget, self.tenants, self.limits = budget, tenants, limits or Limits()
         self.doors = {name: doors[name] for name in DOORS if name in doors}
         self.demonstrations = demonstrations
+        self._released: dict[str, Any] = {}  # made once: there may be many
+        if demonstrations is not None:
+            shown = {"demonstrations": list(demonstrations.examples), "epsilon": demonstrations.epsilon}
+            self._released = _sendable({**shown, "delta": demonstrations.delta})
         self._answering = {name: component.with_receipts() for name, component in self.doors.items()}
         self._rate = RateLimit(self.limits.queries_per_minute)
         self._metrics, self._on_refusal = metrics, on_refusal
@@ -383,8 +387,7 @@ class Service:
         """Returns the demonstrations, which are free."""
         if self.demonstrations is None:
             raise self._noted(not_offered("demonstrations", self.offered), tenant=tenant.name)
-        found = self.demonstrations
-        return _sendable({"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta})
+        return self._released
 
     async def check(self) -> None:
         """Reads the ledger and its anchor, without which nothing private is answered.

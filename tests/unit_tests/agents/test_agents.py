@@ -83,14 +83,25 @@ def test_without_an_allowance_of_threads_a_tenant_has_one_for_all_of_them(house:
     assert house.voter().share.used_by("oslo") == 1
 
 
-def test_a_config_may_lower_an_allowance_and_never_raise_it(house: House) -> None:
-    tool = house.voter().as_tool(queries_per_thread=1)
-    for bad in ({"tenant_max_queries": "many"}, {"tenant": 3}):
-        with pytest.raises(ConfigurationError):
-            tool.invoke(call("a"), thread(**bad))
-    assert tool.invoke(call("a"), thread(tenant_max_queries=0)).content == CAPPED
-    assert tool.invoke(call("a"), thread(tenant_max_queries=9)).status == "success"
-    assert tool.invoke(call("b"), thread(tenant_max_queries=9)).content == CAPPED
+async def test_a_cap_of_tenants_in_the_config_is_refused_beside_an_allowance_of_threads(house: House) -> None:
+    tool, asked = house.voter().as_tool(queries_per_thread=2), thread(tenant="oslo", tenant_max_queries=1)
+    words = r"tenant_max_queries: expected none beside queries_per_thread, .*found 1\. .*queries_per_thread=None"
+    with pytest.raises(ConfigurationError, match=words):
+        tool.invoke(call("a"), asked)
+    with pytest.raises(ConfigurationError, match=words):
+        await tool.ainvoke(call("a"), asked)
+    with pytest.raises(ConfigurationError, match="tenant_max_queries: expected an integer"):
+        tool.invoke(call("a"), thread(tenant_max_queries="many"))
+    with pytest.raises(ConfigurationError, match="tenant: expected a text"):
+        tool.invoke(call("a"), thread(tenant=3))
+    assert used(house.voter()) == 0
+    assert tool.invoke(call("a"), thread(tenant_max_queries=None)).status == "success"
+
+
+def test_a_cap_in_the_config_counts_all_threads_where_they_have_no_allowance(house: House) -> None:
+    tool = house.voter().as_tool()
+    assert tool.invoke(call("a"), thread(1, tenant="oslo", tenant_max_queries=1)).status == "success"
+    assert tool.invoke(call("b"), thread(2, tenant="oslo", tenant_max_queries=1)).content == CAPPED
 
 
 def test_what_a_thread_was_told_is_forgotten_under_its_own_name(house: House) -> None:
@@ -174,10 +185,16 @@ def test_free_form_answers_are_a_tool_as_well() -> None:
     assert (told.content, told.artifact["answer"]) == ("ask the bank", "ask the bank")
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, "5"])
-def test_an_allowance_out_of_range_is_refused(house: House, bad: Any) -> None:
-    with pytest.raises(ConfigurationError):
-        house.voter().as_tool(queries_per_thread=bad)
+@pytest.mark.parametrize("bad", [-1, 1.5, "5", "Auto"])
+@pytest.mark.parametrize("cap", [None, 9])
+def test_an_allowance_out_of_range_is_refused(house: House, bad: Any, cap: int | None) -> None:
+    voter = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=cap))
+    with pytest.raises(ConfigurationError, match=f"queries_per_thread: expected an integer.*found {bad!r}"):
+        voter.as_tool(queries_per_thread=bad)
+    pytest.importorskip("langchain.agents")
+    words = "'auto', None or an integer" if isinstance(bad, str) else "an integer"
+    with pytest.raises(ConfigurationError, match=f"queries_per_thread: expected {words}.*found {bad!r}"):
+        agents.DPVotingMiddleware(voter, queries_per_thread=bad)
 
 
 def test_what_is_no_component_is_refused(house: House) -> None:
@@ -237,7 +254,7 @@ def test_metadata_say_what_is_left_in_flat_public_values(house: House) -> None:
 
 
 def test_the_lowest_cap_is_what_the_metadata_show(house: House) -> None:
-    tool = house.voter().as_tool(queries_per_thread=3)
+    tool = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=3)).as_tool()
     shown = [tool.standing(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
     assert shown == [3, 1]
 

@@ -1082,7 +1082,7 @@ def test_a_plan_of_votes_is_that_of_the_answers_that_are_asked_for(
     ("method", "terms"),
     [
         ("voting", ["--public-size", "8000", "--max-queries", "500", *TWO]),
-        ("training", ["--public-size", "8000", "--set", "training={expected_batch_size=30,steps=3}"]),
+        ("training", ["--public-size", "8000", "--set", "training={expected_batch_size=30,steps=5}"]),
         ("evolution", ["--public-size", "900", "--set", "evolution.rounds=3"]),
         ("generation", ["--public-size", "8000"]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -283,3 +284,14 @@ def test_shares_that_were_not_sealed_cannot_be_left_out_by_saying_so(with_table:
     assert verify_report(with_digest(data)).ok  # a higher bound than needed
     data["epsilons"]["rows"][0]["epsilon"] = 1e-3
     assert any("epsilons" in problem for problem in verify_report(with_digest(data)).problems)
+
+
+def test_deltas_of_the_table_and_limits_of_pools_are_rounded_up_in_every_form() -> None:
+    ledger = Budget(epsilon=1.2345612, delta=1.00000049e-6)
+    assert "epsilon 1.23457, delta 1.00001e-06" in ledger._repr_html_()
+    pool = ledger.gdp_pool("labels", epsilon=0.4)
+    assert pool.mu > 0.0950695  # to the nearest of six digits
+    report = ledger.report().with_epsilons([1.00000049e-6])
+    for text in (report.to_text(), report.to_markdown(), report.to_html()):
+        assert "0.0950696" in text
+        assert re.search(r"(?<![\d.])1e-06", text) is None

@@ -443,6 +443,7 @@ class TestComparison:
         for o in options:
             fine = accounting.epsilon_upper_bound(o.plan.event(), delta=1e-5, adjacency="add_remove")
             assert 0.95 < fine <= o.plan.epsilon == 1.0
+            assert 0 <= o.to_dict()["noise_multiplier"] - o.plan.noise_multiplier < 1e-4
 
     def test_what_it_shows_is_what_the_plan_expects(self, options: list[Any]) -> None:
         for o in options:

@@ -101,7 +101,7 @@ class TestChains:
         }
         assert "backend" not in repr(model) + str(model.model_dump())
 
-    @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}, {"seed": -1}])
+    @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}, {"seed": -1}, {"seed": 2**128}])
     @pytest.mark.parametrize("kind", [EmbeddedLLM, ChatEmbedded])
     def test_parameters_out_of_range_are_refused(self, kind, fault):
         with pytest.raises(ConfigurationError, match=next(iter(fault))):
@@ -133,7 +133,7 @@ class TestLengthAndStop:
         [
             *({"max_tokens": wrong} for wrong in ("x", 1.5, 0)),
             *({"temperature": wrong} for wrong in ("hot", -1.0, math.nan)),
-            *({"seed": wrong} for wrong in ("x", -1)),
+            *({"seed": wrong} for wrong in ("x", -1, 2**128)),
             *({"stop": wrong} for wrong in (5, [5])),
             {"top_logprobs": "x"},
         ],
@@ -142,6 +142,13 @@ class TestLengthAndStop:
     def test_options_of_a_call_out_of_range_are_refused(self, model, fault):
         with pytest.raises(ConfigurationError, match=rf"{next(iter(fault))}: expected .*, found"):
             model.invoke(PROMPT, **fault)
+
+    @pytest.mark.parametrize(
+        ("stop", "found"), [(5, "int"), (["our", 5], "int"), ([["our"]], "list"), ({"our"}, "set")]
+    )
+    def test_a_wrong_stop_is_named_by_its_type(self, model, stop, found):
+        with pytest.raises(ConfigurationError, match=rf"stop: expected .*texts.*, found {found}\."):
+            model.invoke(PROMPT, stop=stop)
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_max_tokens_is_of_the_model_or_of_the_call(self, model, stream):
@@ -160,7 +167,9 @@ class TestLengthAndStop:
     def test_a_seed_repeats_and_no_seed_varies(self, model):
         warm = model.model_copy(update={"temperature": 1.0, "max_tokens": 12})
         chain = warm | StrOutputParser()
-        assert chain.invoke("I want", seed=3) == chain.invoke("I want", seed=3)
+        for seed in (3, 2**64 - 1, 2**128 - 1):
+            assert chain.invoke("I want", seed=seed) == chain.invoke("I want", seed=seed)
+        assert EmbeddedLLM(seed=2**64 - 1, max_tokens=1, temperature=1.0).invoke("I want")
         assert len({chain.invoke("I want") for _ in range(8)}) > 2
 
 
