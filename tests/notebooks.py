@@ -2,7 +2,7 @@
 
 `python -m tests.notebooks` (make notebooks) executes each on a kernel of its own, as a reader would, and writes what
 came out to `out/notebooks`: the notebook with its outputs, and a page in Markdown with its pictures, which `make docs`
-puts on the site. Needs nbclient, nbconvert and ipykernel.
+puts on the site. `--set` gives parameters in JSON in place of the notebook's. Needs nbclient, nbconvert and ipykernel.
 """
 
 from __future__ import annotations
@@ -94,14 +94,22 @@ def _run_cell(text: str, name: str, names: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), names)  # noqa: S307
 
 
-def run_on_kernel(path: Path, out: Path) -> str:
-    """Executes a notebook on a kernel of this Python, and makes its page; returns what to say of it."""
+def run_on_kernel(path: Path, out: Path, **parameters: Any) -> str:
+    """Executes a notebook on a kernel of this Python, and makes its page; returns what to say of it.
+
+    `parameters` take the place of the notebook's, in a cell that the page leaves out.
+    """
     import nbformat
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
     from nbclient.util import run_sync
 
     book = nbformat.read(path, as_version=4)
+    for place, cell in enumerate(book.cells):
+        if parameters and "parameters" in cell.metadata.get("tags", []):
+            text = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+            book.cells.insert(place + 1, nbformat.v4.new_code_cell(text, metadata={"tags": ["hide-input"]}))
+            break
     nbformat.validate(book)
     started = time.perf_counter()
     place = {"metadata": {"path": str(path.parent)}}
@@ -139,10 +147,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Executes the notebooks on real kernels.")
     parser.add_argument("names", nargs="*", help="some of them, without .ipynb; default: all")
     parser.add_argument("--out", type=Path, default=Path("out/notebooks"))
+    parser.add_argument("--set", type=json.loads, default={}, metavar="JSON", help="parameters, by name")
     options = parser.parse_args()
     for path in NOTEBOOKS:
         if not options.names or path.stem in options.names:
-            print(run_on_kernel(path, options.out), flush=True)
+            print(run_on_kernel(path, options.out, **options.set), flush=True)
 
 
 if __name__ == "__main__":
