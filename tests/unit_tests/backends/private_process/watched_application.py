@@ -37,7 +37,7 @@ def voter(llm: Any) -> DPVotingRunnable:
         epsilon=20.0,
         max_queries=1,
         rows=Rows(slots=4, shots=1),
-        noise=Noise(multiplier=1.0),
+        noise=Noise(mechanism="gumbel", multiplier=1.0),
     )
 
 
