@@ -133,10 +133,15 @@ def _best_order(rho: float, x: FloatArray) -> FloatArray:
     for step in range(14):
         alpha = 1.0 + np.exp(at)
         slope = (2.0 * alpha - 1.0) * rho - x + (at - np.log(alpha))
-        low, high = np.where(slope > 0.0, low, at), np.where(slope > 0.0, at, high)
+        is_above = slope > 0.0
+        low, high = np.where(is_above, low, at), np.where(is_above, at, high)
+        middle = (low + high) / 2.0
+        if step < 6:
+            at = middle
+            continue
         # Newton's steps in log(alpha - 1), inside the bounds, after some halves of them.
         near = at - slope / (2.0 * (alpha - 1.0) * rho + 1.0 / alpha)
-        at = np.where((step < 6) | (near < low) | (near > high), (low + high) / 2.0, near)
+        at = np.where((near < low) | (near > high), middle, near)
     best: FloatArray = 1.0 + np.exp(at)
     return best
 
