@@ -40,6 +40,12 @@ from tests.contracts.doubles import FixedDraws
 Patch: TypeAlias = pytest.MonkeyPatch
 Plant: TypeAlias = Callable[[Patch], None]
 
+
+def seen_in_two(look: Callable[[], object]) -> bool:
+    """Whether one of two looks finds something: what one misses with a chance of 1e-3, both miss with one of 1e-6."""
+    return bool(look() or look())
+
+
 # --- noise ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The audits of the package, played against all of it: sound everywhere, and every part of them finds a planted bug.
 
 Each sound check fails by chance with probability at most 1e-6. Each planted bug is missed with a probability below 1e-3,
-most of them far below. `make audit` runs them; they are too slow for `make test`.
+most of them far below, and is looked for again where it was missed. `make audit` runs them; they are too slow for `make test`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_a_planted_bug_is_caught_by_a_worst_case(bug: str, monkeypatch: pytest.M
     plants(monkeypatch)
     game = GAMES[name]
     # At its plain size a game may miss half of the noise with a chance of .01.
-    assert play(dataclasses.replace(game, runs=2 * game.runs)).verdict == "violated"
+    assert plant.seen_in_two(lambda: play(dataclasses.replace(game, runs=2 * game.runs)).verdict == "violated")
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -268,7 +268,7 @@ def _smaller(patch: pytest.MonkeyPatch, kind: type) -> None:
 def test_a_planted_bug_is_caught_in_a_part(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, part, plants = PART_PLANTS[bug]
     plants(monkeypatch)
-    assert PARTS[part](PLANS[plan]).verdict == "violated"
+    assert plant.seen_in_two(lambda: PARTS[part](PLANS[plan]).verdict == "violated")
 
 
 # --- samples as the engine sees them --------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_planted_sampler_is_caught_as_the_engine_sees_it(
 ) -> None:
     SAMPLE_PLANTS[bug](monkeypatch)
     options = {**SAMPLED[method], "rows": "units", "adjacency": "add_remove"}
-    assert suite.check_inclusion(method, options).verdict == "violated"
+    assert plant.seen_in_two(lambda: suite.check_inclusion(method, options).verdict == "violated")
 
 
 @pytest.mark.parametrize("method", ["voting", "free_form", "pate", "generation"])
@@ -314,7 +314,7 @@ def test_planted_overlapping_slots_are_caught_as_the_engine_sees_them(
 ) -> None:
     plant.overlapping_slots(monkeypatch)
     options = {**SAMPLED[method], "rows": "slots", "adjacency": "add_remove"}
-    assert suite.check_one_place(method, options).verdict == "violated"
+    assert plant.seen_in_two(lambda: suite.check_one_place(method, options).verdict == "violated")
 
 
 # --- one run with many canaries -------------------------------------------------------------------------------------------
@@ -341,12 +341,12 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bug", [no_noise, plant.scaled(0.04), no_clip_of_gradients], ids=["none", "little", "no clip"])
 def test_a_planted_bug_is_caught_by_canaries(bug: plant.Plant, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    assert component_games.canaries({**RUN, "sampling_rate": rate}).verdict == "violated"
+    assert plant.seen_in_two(lambda: component_games.canaries({**RUN, "sampling_rate": rate}).verdict == "violated")
 
 
 def test_an_eighth_of_the_noise_is_planted_and_caught_without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     plant.scaled(0.125)(monkeypatch)
-    assert component_games.canaries({**RUN, "epsilon": 3.0}).verdict == "violated"
+    assert plant.seen_in_two(lambda: component_games.canaries({**RUN, "epsilon": 3.0}).verdict == "violated")
 
 
 def test_a_claim_beyond_what_guesses_can_prove_is_undecided_and_a_whole_audit_leaves_it_out() -> None:
@@ -366,5 +366,5 @@ def test_a_whole_audit_with_a_planted_bug_is_violated_and_names_it(monkeypatch: 
     assert report.verdict == "sound"
     assert {result.verdict for result in report.results if result.check.startswith("control")} == {"sound", "skipped"}
     monkeypatch.setattr(mechanisms, "ROUND_UP", 0.5)
-    found = {result.check for result in audit(voter).violations()}
-    assert {"noise: scale, at your own size", "one answer: gumbel, slots, add_remove"} <= found
+    wanted = {"noise: scale, at your own size", "one answer: gumbel, slots, add_remove"}
+    assert plant.seen_in_two(lambda: wanted <= {result.check for result in audit(voter).violations()})

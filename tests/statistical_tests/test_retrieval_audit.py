@@ -1,7 +1,7 @@
 """Audits of answers from retrieved documents: sound as they are, and every planted bug is seen.
 
-Sound checks fail by chance with probability at most 1e-6 each; a planted bug is missed with a probability below 1e-3.
-`make audit` runs them; they are too slow for `make test`.
+Sound checks fail by chance with probability at most 1e-6 each; a planted bug is missed with a probability below 1e-3,
+and looked for again where it was missed. `make audit` runs them; they are too slow for `make test`.
 """
 
 from __future__ import annotations
@@ -123,17 +123,17 @@ def with_changes(plan: ParticipationPlan, **changed: Any) -> ParticipationPlan:
 
 def test_top_k_instead_of_a_threshold_is_seen(monkeypatch: Patch) -> None:
     top_k(monkeypatch)
-    assert seen_by("in front of a crowd")
+    assert plant.seen_in_two(lambda: seen_by("in front of a crowd"))
 
 
 def test_non_participants_who_decide_are_seen(monkeypatch: Patch) -> None:
     everybody_decides(monkeypatch)
-    assert seen_by("not near")
+    assert plant.seen_in_two(lambda: seen_by("not near"))
 
 
 def test_units_that_are_never_exhausted_are_seen(monkeypatch: Patch) -> None:
     never_exhausted(monkeypatch)
-    assert seen_by("exhausted")
+    assert plant.seen_in_two(lambda: seen_by("exhausted"))
 
 
 def test_one_participation_too_many_is_seen(monkeypatch: Patch) -> None:
@@ -141,23 +141,23 @@ def test_one_participation_too_many_is_seen(monkeypatch: Patch) -> None:
     once_more(monkeypatch)
     (game,) = (game for name, game in GAMES.items() if "exhausted" in name and "units" in name)
     longer = dataclasses.replace(game, runs=1_400, weights=(1.0, 1.0), threshold=1.0)
-    assert refutations(longer, looks=6)
+    assert plant.seen_in_two(lambda: refutations(longer, looks=6))
 
 
 def test_nearness_that_depends_on_other_documents_is_seen(monkeypatch: Patch) -> None:
     nearest_of_all(monkeypatch)
-    assert seen_by("nearer than a crowd")
+    assert plant.seen_in_two(lambda: seen_by("nearer than a crowd"))
 
 
 def test_a_filter_charged_as_one_release_is_seen(monkeypatch: Patch) -> None:
     price_of_one(monkeypatch)
     (game,) = (game for name, game in GAMES.items() if "as often as one unit may" in name)
-    assert refutations(dataclasses.replace(game, runs=1_000), looks=4)
+    assert plant.seen_in_two(lambda: refutations(dataclasses.replace(game, runs=1_000), looks=4))
 
 
 def test_half_of_the_noise_is_seen(monkeypatch: Patch) -> None:
     plant.scaled(0.5)(monkeypatch)
-    assert seen_by("as often as one unit may")
+    assert plant.seen_in_two(lambda: seen_by("as often as one unit may"))
 
 
 def test_a_balance_that_is_shown_is_seen(monkeypatch: Patch) -> None:
