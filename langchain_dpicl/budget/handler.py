@@ -667,8 +667,8 @@ class RunEvents:
 
     Formal guarantees:
       - `dpicl.charged` holds the tickets that stay charged, `dpicl.refused` the class of a PrivacyBudgetError and its
-        two numbers; the rest is public names and limits. While the ledger cannot be read, a charge is reported without
-        the share's epsilon and delta.
+        two numbers; the rest is public names and limits. Epsilon and delta of the share are None while the ledger
+        cannot be read.
       - A refusal is reported once, by the innermost block; every error propagates unchanged.
 
     Attributes:

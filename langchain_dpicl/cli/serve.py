@@ -604,8 +604,9 @@ def _leave(service: Service, code: int) -> None:
         finally:
             os._exit(code)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a further Ctrl-C ends a close that waits for a store
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # In a thread of its own: what the signal interrupts may hold a lock of the ledger.
     threading.Thread(target=close).start()
 

@@ -98,6 +98,13 @@ async def test_a_cap_of_tenants_in_the_config_is_refused_beside_an_allowance_of_
     assert tool.invoke(call("a"), thread(tenant_max_queries=None)).status == "success"
 
 
+def test_a_config_may_lower_a_cap_and_never_raise_it(house: House) -> None:
+    tool = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=1)).as_tool()
+    assert tool.invoke(call("a"), thread(tenant_max_queries=0)).content == CAPPED
+    assert tool.invoke(call("a"), thread(tenant_max_queries=9)).status == "success"
+    assert tool.invoke(call("b"), thread(tenant_max_queries=9)).content == CAPPED
+
+
 def test_a_cap_in_the_config_counts_all_threads_where_they_have_no_allowance(house: House) -> None:
     tool = house.voter().as_tool()
     assert tool.invoke(call("a"), thread(1, tenant="oslo", tenant_max_queries=1)).status == "success"

@@ -153,8 +153,7 @@ def all_threads_are_one(patch: Patch) -> None:
 
 
 def a_cap_that_rises(patch: Patch) -> None:
-    """The config's cap takes the place of the allowance."""
-    patch.setattr(tools, "min", lambda caps: next(iter(caps)), raising=False)
+    """The config's cap may be above the component's."""
     patch.setattr(answer_memo, "min", lambda caps, default: max(caps, default=default), raising=False)
 
 
@@ -219,9 +218,9 @@ PLANTED: list[tuple[Callable[[Patch], None], Found]] = [
     (told_broken, contract("test_an_answer_of_another_key_put_in_its_place_is_not_told")),
     (kept_for_ever, contract("test_each_tenant_of_a_component_keeps_its_newest_answers")),
     (not_kept_durably, over(test_graph_memo.test_going_back_in_time_asks_the_same_for_free_and_something_else_for_a_ticket)),
-    (an_allowance_per_call, over(test_agents.test_a_config_may_lower_an_allowance_and_never_raise_it)),
+    (an_allowance_per_call, lambda made: asyncio.run(test_agents.test_each_thread_has_its_allowance_over_all_processes(made))),
     (all_threads_are_one, lambda made: asyncio.run(test_agents.test_each_thread_has_its_allowance_over_all_processes(made))),
-    (a_cap_that_rises, over(test_agents.test_a_config_may_lower_an_allowance_and_never_raise_it)),
+    (a_cap_that_rises, over(test_agents.test_a_config_may_lower_a_cap_and_never_raise_it)),
     (refusals_read_alike, over(test_agents.test_a_spent_share_reads_otherwise_than_a_used_allowance)),
     (no_metadata, over(test_agents.test_the_tools_own_run_shows_the_budget)),
 ]  # fmt: skip

@@ -229,13 +229,13 @@ def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: st
     assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=both, timeout=300).status_code == 401
 
 
-def over_standard_input(config: Path) -> StdioServerParameters:
+def over_standard_input(config: Path, before: str = "") -> StdioServerParameters:
     """The command for acme, on a new ledger. Neither key is set there: none is needed."""
     new_ledger("budget.db")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     # A shell starts jobs in the background with Ctrl-C ignored, which is inherited.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code += "; from langchain_dpicl.cli.main import main; sys.exit(main())"
+    code += f"; {before}from langchain_dpicl.cli.main import main; sys.exit(main())"
     arguments = ["-c", code, "mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
     return StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
 
@@ -278,6 +278,30 @@ def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standar
             process.kill()
     with open_store("budget.db") as store:
         assert Budget.open(store).dangling() == ()
+
+
+def test_a_second_ctrl_c_ends_a_command_that_waits_for_its_ledger(config: Path) -> None:
+    before = "import time; from langchain_dpicl.service.service import Service as S; "
+    before += "S.close = lambda _: (open('closing', 'w').close(), time.sleep(600)); "
+    command = over_standard_input(config, before)
+    who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    with subprocess.Popen(
+        [command.command, *command.args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=command.env, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": who}) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        try:
+            process.send_signal(signal.SIGINT)
+            until = time.monotonic() + 60
+            while not Path("closing").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == -signal.SIGINT
+        finally:
+            process.kill()
 
 
 def test_over_standard_input_somebody_has_to_be_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

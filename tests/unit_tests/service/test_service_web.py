@@ -453,7 +453,7 @@ async def test_half_of_a_surrogate_pair_in_an_answer_is_replaced(
         assert [(one.status_code, one.json().get("answer")) for one in answers] == [(200, "caf?")] * 2
         monkeypatch.setattr(
             "langchain_dpicl.service.service._sendable", None
-        )  # of demonstrations, none are replaced in a request
+        )  # demonstrations were made sendable before
         assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "tea?"}]
 
 
