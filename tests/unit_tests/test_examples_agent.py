@@ -78,13 +78,14 @@ def test_a_person_who_says_no_sends_nothing(agent: ModuleType, voter: Any) -> No
 
 
 def test_a_spent_budget_is_told_to_the_agent_and_other_faults_are_not(agent: ModuleType, voter: Any) -> None:
-    call = {"name": "team_of", "args": {"input": "?"}, "id": "1", "type": "tool_call"}
-    capped = {"configurable": {**THREAD["configurable"], "tenant_max_queries": 0}}
-    refused = agent.as_tool(voter).invoke(call, capped)
+    tool = agent.as_tool(voter)
+    calls = [{"name": "team_of", "args": {"input": text}, "id": "1", "type": "tool_call"} for text in "abcd"]
+    *answers, refused = [tool.invoke(call, THREAD) for call in calls]
+    assert {answer.status for answer in answers} == {"success"}
     assert (refused.content, refused.status) == (CAPPED, "error")
     with pytest.raises(ValueError, match="thread"):
-        agent.as_tool(voter).invoke(call, {"configurable": {"tenant": "oslo"}})
-    assert voter.share.remaining("query") == 20
+        tool.invoke(calls[0], {"configurable": {"tenant": "oslo"}})
+    assert voter.share.remaining("query") == 17
 
 
 async def test_a_stock_tool_node_asks_the_same_at_once_for_one_ticket(agent: ModuleType, voter: Any) -> None:
