@@ -799,8 +799,8 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     def _ends_empty(self, item: _Label) -> bool:
         """Whether a label is the last one to ask and no label has words: then the ledger refuses and says why."""
-        *_, last = self._open_items()
-        return item is last and not item.is_lost and all(one.words is None for one in self._items)
+        last = next((one for one in reversed(self._items) if not one.done and not one.is_lost), None)
+        return item is last and all(one.words is None for one in self._items)
 
     def _ticket(self, item: _Label, template: str, call: RunCall) -> Reservation:
         item.ticket = ticket = self.share.reserve(template, label=item.label)

@@ -839,7 +839,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         if survivors and len(embedded) > len(survivors) and set(candidates.texts) <= set(survivors):
             population.texts = ()
             raise ModelCallError(
-                f"{self._writer.model.name} wrote no variation that the embeddings tell something about. Check the "
+                f"{self._writer.model.name} wrote no new text that the embeddings tell something about. Check the "
                 "model, or give other embeddings=. No ticket was taken for it"
             )
         population.texts = candidates.texts if len(candidates) >= least else ()

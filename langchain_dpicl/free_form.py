@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -221,26 +222,33 @@ class PrivateDoor:
     def __init__(self, engine: TextBackend, *, name: str, max_tokens: int, stop: Sequence[str]) -> None:
         self._engine, self._name = engine, name
         self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop)}
+        self.tells_failures = hasattr(engine, "complete_public")  # from blank answers
+        self._opened: set[int] = set()  # processes in which it was
 
-    def check(self, prompt: str, *, told: Sequence[str] = ()) -> EffectGenerator[None]:
+    def check(self, prompt: str, *, told: Sequence[str] = (), is_same: bool = False) -> EffectGenerator[None]:
         """Raises where private calls would be heard, fail or bring nothing (an effect generator).
 
         Args:
           prompt: public.
-          told: what the same engine answered in public, with the same limits.
+          told: what the model answered in public, if its engine does not tell failures: then it is asked again, in a
+            whole private batch, where nothing was told, and once in each process.
+          is_same: whether that was the engine itself, with the same limits.
         """
         look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
         look()
+        if told and os.getpid() in self._opened:
+            return
         text: str = yield self._ask(prompt)
-        if told and not text.strip():
+        if told and is_same and not text.strip():
             raise ModelCallError(
                 f"{self._name} answers a public prompt, but brings no text for it where it is asked as for private "
                 "ones. Check its `complete`"
             )
+        self._opened.add(os.getpid())
 
     def _ask(self, prompt: str) -> Effect:
         engine: Any = self._engine
-        if hasattr(engine, "complete_public"):  # tells a failed call from a blank answer
+        if self.tells_failures:
             return PublicRequest(
                 self._name,
                 lambda: engine.complete_public(prompt, **self._options),
@@ -316,16 +324,17 @@ class CandidateSource:
         return "fetched" if self._source else "written" if self._count else "none"
 
     def before(
-        self, prompt: str, query: Mapping[str, str], config: RunnableConfig
+        self, prompt: str, query: Mapping[str, str], config: RunnableConfig, *, pays: bool = True
     ) -> EffectGenerator[CandidateAnswers]:
-        """Makes the public calls before the ticket is reserved (an effect generator)."""
+        """Makes the public calls before the ticket is reserved, if one is left (an effect generator)."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
         told: tuple[str, ...] = ()
-        if self._llm.is_engine:
+        if pays and not self._door.tells_failures:
             told = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
         # Private calls have limits of their own, and no cache: only a call made as they are made shows what they meet.
-        yield from self._door.check(prompt, told=told)
+        if pays:
+            yield from self._door.check(prompt, told=told, is_same=self._llm.is_engine)
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))
@@ -934,7 +943,8 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         """Asks for candidates, which calls every model that the release needs."""
         prompts = self.wording.renderer([query])
         variables = dict(zip(self.wording.input_variables, query, strict=True))
-        said = yield from self.maker.public.before(prompts(())[0], variables, config)
+        pays = self.queries_left > 0
+        said = yield from self.maker.public.before(prompts(())[0], variables, config, pays=pays)
         aggregation = yield from self.maker.space.prepared(query, said.candidates)
         return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)
 

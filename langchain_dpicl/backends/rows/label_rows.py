@@ -258,18 +258,10 @@ class Scorer(ABC):
     method: str = ""
     """The engine's method of private prompts alone; "": public ones go through it too, which shows the form of rows."""
 
-    _is_checked: bool = False
-
     def check_form(self) -> None:
         """Refuses an engine whose private rows have a form that nobody reads, or to which labels are ambiguous."""
         if self.method:
             _check_form(self.score([]), self.method)
-
-    async def acheck_form(self) -> None:
-        """Does so for awaited rows, once."""
-        if self.method and not self._is_checked:
-            _check_form(await self.ascore([]), f"a{self.method}")
-            self._is_checked = True
 
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
@@ -641,8 +633,7 @@ class LabelRows:
           keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
             and no further batch is asked.
         """
-        distinct = tuple(dict.fromkeys(texts))
-        return _PublicTextsRequest(self._scorer, self._scorer.of_batches(), distinct, self.width, keep_errors)
+        return _PublicTextsRequest(self._scorer.of_batches(), tuple(dict.fromkeys(texts)), self.width, keep_errors)
 
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
@@ -741,7 +732,6 @@ class _LabelRequest:
 class _PublicTextsRequest:
     """Computes the label scores after each of many public texts."""
 
-    private: Scorer
     scorer: Scorer
     texts: tuple[str, ...]
     width: int
@@ -761,7 +751,6 @@ class _PublicTextsRequest:
         return found
 
     async def _ascore(self) -> dict[str, LabelScores | ModelCallError]:
-        await self.private.acheck_form()
         found = await self._aalone(self.texts[: self._num_alone])
         for texts in self._batches():
             read = self._read(texts, await self.scorer.ascore(texts))

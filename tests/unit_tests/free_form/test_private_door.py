@@ -17,13 +17,14 @@ from pydantic import Field
 
 from langchain_dpicl import Serving
 from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import unwrap
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 from langchain_dpicl.serving import LocalLLM
 from tests import tiny_hf
 from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
-from tests.free_form_doubles import VECTORS, Writer, charged, embedding
+from tests.free_form_doubles import VECTORS, PublicChat, Writer, charged, embedding
 from tests.unit_tests.backends.hf_doubles import engine
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -161,15 +162,68 @@ def test_a_hook_that_comes_later_costs_nothing(around: str) -> None:
     assert charged(component) == 1
 
 
+class Counted(Strict):
+    """Counts what it is asked without a record."""
+
+    asked: list[str] = Field(default_factory=list)
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        self.asked += [messages[-1].text] * ("says: " not in messages[-1].text)
+        return super()._generate(messages, stop, run_manager, **kwargs)
+
+
 @pytest.mark.parametrize("awaited", [False, True])
-def test_the_door_is_tried_at_each_query(awaited: bool) -> None:
-    llm, counts = Writer(), []
+def test_the_door_of_a_chat_model_is_tried_at_each_question_that_is_paid_for(awaited: bool) -> None:
+    llm = Counted()
+    component = embedding(llm=llm, answers=VECTORS, max_queries=2, serving=Serving(on_exhausted="zero_shot"))
+    llm.asked.clear()
+    for query in ("one", "two", "one", "three"):  # the third is answered from the memo, the last one without a ticket
+        _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
+    assert [text.removeprefix("asks: ").strip() for text in llm.asked] == ["one", "one", "two", "two", "three"]
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_engine_that_tells_no_failures_is_tried_once_and_where_it_said_nothing_in_public(awaited: bool) -> None:
+    llm, counts = Writer(lambda prompt: "" if "silent" in prompt else "ask the bank"), []
     component = embedding(llm=llm, answers=VECTORS)
     for query in ("one", "two"):
         before = llm.public
         _ = asyncio.run(component.ainvoke(query)) if awaited else component.invoke(query)
         counts.append(llm.public - before)
-    assert counts == [2, 2]
+    assert counts == [2, 1]
+    with pytest.raises(ModelCallError, match="brought no text"):
+        component.invoke("silent")
+
+
+class Down(EmbeddedModel):
+    """A local engine that fails from some time on: all private texts are empty, and its public calls raise."""
+
+    down = False
+
+    def complete(self, prompts: Sequence[str], **options: Any) -> list[str]:
+        if self.down and options.get("public"):
+            raise ModelCallError("the device is gone")
+        return [""] * len(prompts) if self.down else ["ask the bank"] * len(prompts)
+
+    async def acomplete(self, prompts: Sequence[str], **options: Any) -> list[str]:
+        return self.complete(prompts, **options)
+
+    def generate(self, *given: Any, **options: Any) -> Any:
+        if self.down:
+            raise ModelCallError("the device is gone")
+        return super().generate(*given, **options)
+
+
+def test_an_outage_of_a_local_model_beside_a_writer_costs_nothing() -> None:
+    llm = Down()
+    component = embedding(
+        llm=LocalLLM(backend=llm, max_tokens=8), answers=VECTORS.replace(writer=PublicChat(says=["x"]))
+    )
+    component.invoke("one")
+    llm.down = True
+    with pytest.raises(ModelCallError):
+        component.invoke("two")
+    assert charged(component) == 1
 
 
 class Leaving(Strict):

@@ -536,23 +536,13 @@ class TestVerbalizers:
         with pytest.raises(CapabilityError, match=r"found (object|int64|list|NoneType)"):
             LabelRows(Formed("own"), LABELS, calibrate=False)
 
-    @pytest.mark.parametrize("form", ["objects", "integers", "a list", "nothing"])
-    async def test_an_engine_whose_awaited_rows_all_fail_by_their_form_is_refused(self, form: str) -> None:
-        class Formed(PublicChoices):
-            async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
-                return BATCH_FAULTS[form](await super().ascore_choices(prompts, choices))
-
-        rows = LabelRows(Formed("own"), LABELS, calibrate=False)
-        with pytest.raises(CapabilityError, match=r"ascore_choices, .* found (object|int64|list|NoneType)"):
-            await rows.request_public_rows([("a",)]).arun()
-
     @DRIVERS
     def test_the_form_is_looked_at_once_and_not_by_a_call(self, is_async: bool) -> None:
         engine = PublicChoices("own")
         rows = LabelRows(engine, LABELS, calibrate=False)
         for prompt in ("a", "b"):
             asked_public(rows, (prompt,), is_async=is_async)
-        assert [prompts for prompts, _ in engine.calls] == [()] * (1 + is_async) + [("a",), ("b",)]
+        assert [prompts for prompts, _ in engine.calls] == [(), ("a",), ("b",)]
 
 
 class TestPublicPrompts:

@@ -132,18 +132,13 @@ class TestOther:
         with pytest.raises(ConfigurationError, match="a text vote has no probabilities"):
             LabelRows(Votes(), LABELS, calibrate=True, other=True)
 
-    @DRIVERS
-    def test_an_engine_whose_private_rows_have_another_form_is_refused(self, is_async: bool) -> None:
+    def test_an_engine_whose_private_rows_have_another_form_is_refused(self) -> None:
         class Listed(Votes):
             def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
-                rows = super().score_with_other(prompts, choices)
-                return rows if is_async else rows.tolist()
-
-            async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
-                return self.score_with_other(prompts, choices).tolist()
+                return super().score_with_other(prompts, choices).tolist()
 
         with pytest.raises(CapabilityError, match=r"score_with_other, for no prompts too, found list"):
-            asked_public(LabelRows(Listed(), LABELS, calibrate=False, other=True), ("a",), is_async=is_async)
+            LabelRows(Listed(), LABELS, calibrate=False, other=True)
 
     def test_an_engine_that_says_both_still_gives_a_row_that_sums_to_one(self) -> None:
         class Both(Votes):
