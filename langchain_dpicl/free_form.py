@@ -807,7 +807,8 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
         delta, for adaptively chosen queries; epsilon is an upper bound.
       - Candidates and keywords come from public calls, which receive no private record and are made before the ticket
-        is reserved.
+        is reserved. One more is made as private calls are, untraced and past caches, so that what would fail them all
+        costs nothing.
       - A row that fails, or answers nothing, adds zeros; one record moves one row.
       - If the public model fails to write the answer, the release is kept for its tenant: asking again is free.
 
