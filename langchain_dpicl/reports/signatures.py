@@ -257,7 +257,9 @@ def _loaded(path: FileName, *readers: Any) -> object:
     """Returns what the first reader that can read the file makes of it; None where none can."""
     try:
         is_key = b"-----BEGIN" in os.fsencode(path)  # of what is opened, whatever str() shows
-    except (TypeError, ValueError):  # no path: refused as it is read
+    except TypeError:  # no path, but a bytearray is opened as one
+        is_key = "-----BEGIN" in str(path)
+    except ValueError:  # refused as it is read
         is_key = False
     if is_key:
         raise fail("key", "the path of the file of a key", "the text of a key", "Keep it in a file.")

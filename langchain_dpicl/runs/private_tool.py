@@ -120,9 +120,8 @@ class PrivateTool(BaseTool):
             return tenant.name, tenant.cap
         if tenant.cap is not None:  # the ledger counts a ticket under one name: a thread's, or its tenant's
             expected = "none beside queries_per_thread, as it counts all threads of a tenant"
-            raise fail(
-                TENANT_CAP, expected, tenant.cap, "Leave it out, or build the tool with queries_per_thread=None."
-            )
+            advice = "Build the tool with queries_per_thread=None, or give another component its cap in its Serving."
+            raise fail(TENANT_CAP, expected, tenant.cap, advice)
         thread = (config.get("configurable") or {}).get("thread_id")
         name = None if thread is None else thread_tenant(thread, tenant=tenant.name)
         return name, self.queries_per_thread

@@ -304,7 +304,9 @@ def _curve_epsilon(profile: profiles.Profile, delta: float) -> float:
 
 def _largest(family: Callable[[float], profiles.Profile], epsilon: float, delta: float) -> float:
     at, limit = np.array([check_epsilon(epsilon)]), check_positive_delta(delta)
-    low, high = 1e-30, 1e8
+    low, high = 1e-12, 1e8
+    if family(low).up(at)[0] > limit:  # else as they always were: sealed pools name what comes out
+        low = 1e-30
     for _ in range(80):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if family(middle).up(at)[0] <= limit else (low, middle)

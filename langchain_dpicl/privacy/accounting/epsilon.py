@@ -649,13 +649,13 @@ def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bo
 
 def _up(value: float) -> float:
     """Rounds up to seven significant digits."""
-    if value <= 0.0 or not math.isfinite(value):
+    if value <= 0.0:
+        return 0.0
+    if not math.isfinite(value):
         return value
     value = max(value, 1e-200)
     scale = 10.0 ** (_DIGITS - math.floor(math.log10(value)))
-    steps = (
-        math.floor(value * scale) - 1
-    )  # the product is rounded: a price may neither fall below its bound nor leave a number
+    steps = math.floor(value * scale) - 1  # the product is rounded: the search begins below it
     while steps / scale < value:
         steps += 1
     return steps / scale

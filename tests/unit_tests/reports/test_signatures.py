@@ -306,7 +306,7 @@ def test_a_key_given_in_place_of_its_path_is_not_quoted(tmp_path: Path, report: 
             return "key"
 
     text = key_pair(tmp_path)[0].read_text(encoding="ascii")
-    for key in (text, Named()):
+    for key in (text, bytearray(text, "ascii"), Named()):
         with pytest.raises(ConfigurationError, match="the path of the file of a key") as caught:
             sign_file(report, key=key)
         assert text.split()[3] not in str(caught.value)

@@ -451,9 +451,8 @@ async def test_half_of_a_surrogate_pair_in_an_answer_is_replaced(
     async with asking(config, ledger) as client:
         answers = [await client.ask("cough?", door="answer") for _ in range(2)]
         assert [(one.status_code, one.json().get("answer")) for one in answers] == [(200, "caf?")] * 2
-        monkeypatch.setattr(
-            "langchain_dpicl.service.service._sendable", None
-        )  # demonstrations were made sendable before
+        # Demonstrations were made sendable before.
+        monkeypatch.setattr("langchain_dpicl.service.service._sendable", None)
         assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "tea?"}]
 
 
