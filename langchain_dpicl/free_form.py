@@ -225,21 +225,21 @@ class PrivateDoor:
         self.tells_failures = hasattr(engine, "complete_public")  # from blank answers
         self._opened: set[int] = set()  # processes in which it was
 
-    def check(self, prompt: str, *, told: Sequence[str] = (), is_same: bool = False) -> EffectGenerator[None]:
+    def check(self, prompt: str, *, answers: Sequence[str] = (), is_same: bool = False) -> EffectGenerator[None]:
         """Raises where private calls would be heard, fail or bring nothing (an effect generator).
 
         Args:
           prompt: public.
-          told: what the model answered in public, if its engine does not tell failures: then it is asked again, in a
-            whole private batch, where nothing was told, and once in each process.
-          is_same: whether that was the engine itself, with the same limits.
+          answers: of the model in public, if its engine tells no failures: with some, the engine is asked once in each
+            process, as that takes a whole private batch.
+          is_same: whether the engine itself gave them, with the same limits.
         """
         look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
         look()
-        if told and os.getpid() in self._opened:
+        if answers and os.getpid() in self._opened:
             return
         text: str = yield self._ask(prompt)
-        if told and is_same and not text.strip():
+        if answers and is_same and not text.strip():
             raise ModelCallError(
                 f"{self._name} answers a public prompt, but brings no text for it where it is asked as for private "
                 "ones. Check its `complete`"
@@ -329,12 +329,12 @@ class CandidateSource:
         """Makes the public calls before the ticket is reserved, if one is left (an effect generator)."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
-        told: tuple[str, ...] = ()
+        answers: tuple[str, ...] = ()
         if pays and not self._door.tells_failures:
-            told = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
+            answers = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
         # Private calls have limits of their own, and no cache: only a call made as they are made shows what they meet.
         if pays:
-            yield from self._door.check(prompt, told=told, is_same=self._llm.is_engine)
+            yield from self._door.check(prompt, answers=answers, is_same=self._llm.is_engine)
         zero_shot = own[0] if own else ""
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))
