@@ -393,7 +393,8 @@ def _bound(arguments: argparse.Namespace) -> socket.socket:
     return found
 
 
-_QUIET: Mapping[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+# Without a configuration of uvicorn's own, which closes all handlers of logging that there are, also an application's.
+_QUIET: Mapping[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False}
 
 
 def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str], object]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -209,7 +210,9 @@ def test_the_command_says_at_which_port_it_listens_or_that_the_port_is_taken(
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
     command = ["mcp", "budget.db", "--config", str(config), "--http", "--port"]
-    assert main([*command, "0"]) == 0
+    with contextlib.closing(logging.FileHandler(config.parent / "application.log")) as log:
+        assert main([*command, "0"]) == 0
+        assert log.stream is not None  # handlers of an application stay open
     assert len(taken) == 1
     said = capsys.readouterr().err
     assert "--port: expected a free address" in said
