@@ -329,11 +329,11 @@ class CandidateSource:
         """Makes the public calls before the ticket is reserved, if one is left (an effect generator)."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
-        answers: tuple[str, ...] = ()
-        if pays and not self._door.tells_failures:
-            answers = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
-        # Private calls have limits of their own, and no cache: only a call made as they are made shows what they meet.
         if pays:
+            answers: tuple[str, ...] = ()
+            if not self._door.tells_failures:
+                answers = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
+            # Private calls have limits of their own, and no cache: a call made as they are made shows what they meet.
             yield from self._door.check(prompt, answers=answers, is_same=self._llm.is_engine)
         zero_shot = own[0] if own else ""
         if self._source is not None:
