@@ -269,7 +269,10 @@ class Request:
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
-_BUSY_NAMES = ("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer")
+_BUSY_NAMES = (
+    *("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer"),
+    *("NetworkError", "RemoteProtocolError"),  # of httpx, which some integrations do not wrap
+)
 
 
 class ClassifiedError(NamedTuple):
@@ -311,12 +314,21 @@ def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _status(error: BaseException) -> int:
     """Returns the HTTP status of an exception, 0 where it has none."""
-    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else 0
+    response = getattr(error, "response", None)
+    places = [(error, "status_code"), (response, "status_code"), (error, "code"), (error, "status")]
+    found = [_boto(response).get("HTTPStatusCode"), *(getattr(owner, name, None) for owner, name in places)]
+    return next((int(status) for status in found if isinstance(status, int) and 100 <= status < 600), 0)
+
+
+def _boto(response: Any) -> Mapping[str, Any]:
+    """Returns what botocore puts into its errors, whose classes are named as each service names its faults."""
+    made: Any = response.get("ResponseMetadata") if isinstance(response, dict) else None
+    return made if isinstance(made, dict) else {}
 
 
 def _retry_after(error: BaseException) -> float | None:
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    response = getattr(error, "response", None)
+    headers = getattr(response, "headers", None) or _boto(response).get("HTTPHeaders") or {}
     asked = str(headers.get("retry-after", ""))
     return float(asked) if asked.isdecimal() and asked.isascii() else None
 

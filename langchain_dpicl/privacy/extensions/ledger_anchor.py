@@ -201,13 +201,13 @@ class AnchoredWriter(OutageWriter):
         if known is None and self._adopts:
             return
         if known is None or known != self._anchored or not self._is_matched:
-            self._check_known(known, self._head_at(known))
+            self._set_anchored(self._check_known(known, self._head_at(known)))
 
     def _catch_up_from(self, first: int, source: LedgerStore | LedgerTransaction) -> None:
         self._first = first
         self._catch_up(source)
 
-    def _check_known(self, known: tuple[int, str] | None, head: str | None) -> None:
+    def _check_known(self, known: tuple[int, str] | None, head: str | None) -> tuple[int, str]:
         """Refuses a ledger that the anchor does not know, or whose hash `head` of the anchor's line differs."""
         if known is None:
             raise unknown_ledger(self.anchor, self.header.ledger_id)
@@ -218,7 +218,7 @@ class AnchoredWriter(OutageWriter):
                 "went on elsewhere, replaced the ledger: nothing is granted on it. Restore the ledger itself."
             )
             raise LedgerRollbackError(msg)
-        self._set_anchored(known)
+        return known
 
     def _set_anchored(self, known: tuple[int, str]) -> None:
         self._anchored, self._is_matched = known, True
@@ -261,7 +261,7 @@ class AnchoredWriter(OutageWriter):
     def _verify_lines(self) -> None:
         known = read_anchor(self.anchor, self.header.ledger_id)
         head = self._recomputed(0 if known is None else known[0])
-        self.refresh()
+        self.refresh()  # may write a line that waited, which takes the anchor on from `known`
         self._check_known(known, head)
 
 

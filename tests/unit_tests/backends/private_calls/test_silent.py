@@ -14,9 +14,11 @@ import pickle
 import time
 import warnings
 from collections.abc import Iterator
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from langchain_core.language_models import BaseChatModel, BaseLLM, FakeListChatModel
@@ -31,11 +33,13 @@ from pydantic import Field
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.private_calls import call as silent
 from langchain_dpicl.backends.private_calls.call import (
+    ClassifiedError,
     OpaqueValue,
     ProbePolicy,
     Reply,
     Request,
     RetryPolicy,
+    classify_error,
     read_silently,
     silence,
     unwrap,
@@ -334,6 +338,31 @@ class TestWaiting:
     async def test_timeouts_and_connections_are_waited_out(self, error: Exception) -> None:
         model = chat(raises={TICKET: error}, times={TICKET: 1})
         assert (await silence(model).aask(request(), retry=QUICK)).answer is not None
+
+    @pytest.mark.parametrize("name", ["ConnectError", "ReadError", "WriteError", "RemoteProtocolError", "ReadTimeout"])
+    def test_a_connection_that_httpx_itself_lost_is_asked_for_again(self, name: str) -> None:
+        """ChatOllama streams, and its client passes these on as they are."""
+        model = chat(raises={TICKET: getattr(httpx, name)("lost")}, times={TICKET: 1})
+        assert silence(model).ask(request(), retry=QUICK).answer is not None
+
+    @pytest.mark.parametrize("name", ["LocalProtocolError", "UnsupportedProtocol", "DecodingError"])
+    def test_a_request_that_httpx_cannot_make_is_final(self, name: str) -> None:
+        model = chat(raises={TICKET: getattr(httpx, name)("wrong")})
+        assert silence(model).ask(request(), retry=QUICK).fault == "content"
+
+    @pytest.mark.parametrize(("status", "fault"), [(429, "busy"), (503, "busy"), (400, "content")])
+    def test_a_status_is_found_where_each_client_puts_it(self, status: int, fault: str) -> None:
+        """botocore's response is a dict and its classes are named by the service; Google's is `code`."""
+        made = {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "3"}}
+        for places in (
+            {"response": {"ResponseMetadata": made}},
+            {"code": HTTPStatus(status)},
+            {"status": status},
+            {"code": "rate_limit", "status_code": status},
+        ):
+            error = type("ServiceError", (Exception,), places)("x")
+            after = 3.0 if "response" in places else None
+            assert classify_error(error, explain="") == ClassifiedError(fault, after)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         "error", [StatusError("x", status_code=400), StatusError("x", status_code=422), ValueError("x")]

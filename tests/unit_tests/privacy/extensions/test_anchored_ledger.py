@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -164,6 +165,33 @@ def test_others_that_go_on_between_two_looks_are_no_rollback() -> None:
         share.reserve("t")
         ledger.verify()
     assert spent(store)["reserve"] == 7
+
+
+def test_a_check_that_writes_a_waiting_line_does_not_go_back_to_the_anchor_s_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commit that waited moves the anchor on within `verify`; then another process's line is not there yet."""
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor)
+    other = again(store, anchor)
+    held = share.reserve("t")
+    held.burn()
+    held.commit()
+    before, later = anchor.known[ledger.ledger_id], time.monotonic() + durable_writer.RIDE_SECONDS + 1
+    with monkeypatch.context() as patched:
+        patched.setattr(durable_writer, "time", SimpleNamespace(monotonic=lambda: later))
+        ledger.verify()
+    assert anchor.known[ledger.ledger_id] == store.head() != before  # the check wrote the line
+    write, meanwhile = anchor.write, []
+
+    def write_late(ledger_id: str, seq: int, head: str) -> None:
+        anchor.write = write  # type: ignore[method-assign]
+        meanwhile.append(share.reserve("t"))
+        write(ledger_id, seq, head)
+
+    anchor.write = write_late  # type: ignore[method-assign]
+    other.reserve("t")
+    assert meanwhile
 
 
 def test_an_anchor_is_read_before_the_ledger_so_others_may_go_on_meanwhile() -> None:
