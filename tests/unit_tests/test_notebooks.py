@@ -128,7 +128,9 @@ def test_made_up_notes_are_searched_at_no_further_cost() -> None:
     assert budget.remaining_epsilon < 1e-3
     assert {one.metadata["topic"] for one in documents.documents} == {name for name, _ in documents.topics}
     assert ran.printed.count("nearest note: ") == 4
-    assert re.search(r"made-up notes +2 texts, +0% with", ran.printed)
+    made = [document.page_content for document in documents.documents]
+    part = sum(any(sign.isdigit() for sign in text) for text in made) / 2  # noise may write one
+    assert re.search(rf"made-up notes +2 texts, +{part:.0%} with", ran.printed)
     assert "paid once: epsilon 1 at delta 1e-06, recomputed: True" in ran.printed
 
 
