@@ -126,7 +126,7 @@ class SyntheticDocuments(Released):
     @property
     def release_id(self) -> str:
         """Public name of this release, of 12 hexadecimal digits; ids of documents contain it."""
-        return release_id(self.report, self.topics)
+        return release_id(self.report, ())
 
     @property
     def documents(self) -> list[Document]:

@@ -159,6 +159,11 @@ class RunJournal:
         plain = plain_json("release", entry)
         return any(one == plain for one in reversed(self.entries))  # mostly the last one
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all releases are in the file."""
+        return not self._pending and not self._arrays
+
     def flush(self) -> None:
         """Writes and syncs what is not written yet; errors as in `append`."""
         if self._size + len(self._pending) > MAX_TEXT:
@@ -535,8 +540,8 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         return self._budget.durable or self._journal is not None
 
     def _settle(self) -> None:
-        if self._journal is not None:
-            self._journal.flush()
+        if self._journal is not None and not (self.is_finished and self._journal.is_flushed):
+            self._journal.flush()  # the file of a finished run may be deleted
         while self._unstored:
             if self._unstored[-1].uncommitted:  # Ctrl-C may come between the commit and the `pop`
                 self._unstored[-1].commit()
