@@ -112,7 +112,8 @@ class DPICLMetrics(Uncopyable, BaseCallbackHandler):
             raise _missing("prometheus_client", "prometheus-client") from None
         for metric in self.metrics():
             name = f"dpicl_{metric.name}"
-            family = Family(name, metric.words, metric.kind)
+            # There a counter's samples alone end in `_total`.
+            family = Family(name.removesuffix("_total"), metric.words, metric.kind)
             for labels, value in metric.rows:
                 family.add_sample(name, dict(labels), value)
             yield family

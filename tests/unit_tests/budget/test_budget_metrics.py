@@ -85,8 +85,7 @@ def test_prometheus_collects_what_the_text_says(metrics: DPICLMetrics) -> None:
     client = pytest.importorskip("prometheus_client")
     registry = client.CollectorRegistry()
     registry.register(metrics)
-    ours = {line for line in metrics.text().splitlines() if not line.startswith("#")}
-    theirs = client.generate_latest(registry).decode().splitlines()
+    ours, theirs = metrics.text().splitlines(), client.generate_latest(registry).decode().splitlines()
 
     def plain(lines: Any) -> set[tuple[str, frozenset[str], float]]:
         parts = [line.rpartition(" ") for line in lines if not line.startswith("#")]
@@ -96,7 +95,19 @@ def test_prometheus_collects_what_the_text_says(metrics: DPICLMetrics) -> None:
         }
 
     assert plain(theirs) == plain(ours)
-    assert len(ours) > 10
+    assert len(plain(ours)) > 10
+    assert {line for line in ours if line.startswith("#")} <= set(theirs)
+
+
+def test_openmetrics_of_what_prometheus_collects_can_be_read(metrics: DPICLMetrics) -> None:
+    client = pytest.importorskip("prometheus_client")
+    exposition = pytest.importorskip("prometheus_client.openmetrics.exposition")
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    registry = client.CollectorRegistry()
+    registry.register(metrics)
+    found = parser.text_string_to_metric_families(exposition.generate_latest(registry).decode())
+    kinds = {f"{one.name}_total" if one.type == "counter" else one.name: one.type for one in found}
+    assert kinds == {f"dpicl_{name}": kind for name, (_, kind) in INSTRUMENTS.items()}
 
 
 def test_opentelemetry_observes_every_metric(metrics: DPICLMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
