@@ -28,6 +28,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.budget.budget import Budget, BudgetUse, SpentHook
 from langchain_dpicl.exceptions import (
@@ -125,14 +126,14 @@ def check_place(place: Callable[[], Any]) -> None:
 
 def check_apart(place: Callable[[], Any], second: Callable[[], Any]) -> None:
     """Refuses an anchor in the file of the ledger, before either is created."""
-    if _is_path(place) and _is_path(second) and os.path.realpath(place()) == os.path.realpath(second()):
+    if _is_path(place) and _is_path(second) and check_path("path", place()) == check_path("anchor", second()):
         raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
 
 
 def _is_path(place: Callable[[], Any]) -> bool:
-    from langchain_dpicl.stores import is_address
+    from langchain_dpicl.stores import as_place, is_address
 
-    return isinstance(place(), (str, os.PathLike)) and not is_address(place())
+    return isinstance(place(), (str, os.PathLike)) and not is_address(as_place(place()))
 
 
 def anchor_at(place: Callable[[], Any], *, may_make: bool = False, timeout: float = TIMEOUT) -> LedgerAnchor | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._lazy import on_first_use
@@ -105,7 +104,8 @@ def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
         return _postgres_anchor().new(str(place()))
     from langchain_dpicl.stores.beside_ledgers import FileAnchor
 
-    return FileAnchor(place()) if Path(place()).exists() else FileAnchor.new(place())
+    is_there = os.path.exists(place())  # noqa: PTH110  Path.exists raises where it may not look; then `new` says why
+    return FileAnchor(place()) if is_there else FileAnchor.new(place())
 
 
 def memo_at(given: Any) -> ReleaseMemo:

@@ -31,7 +31,14 @@ from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.stores import sqlite_ledger  # noqa: F401  its fork handlers have to be registered before ours
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
 from langchain_dpicl.stores.rows import LedgerHead
-from langchain_dpicl.stores.sqlite_file import _check_local, check_free, check_new_name, check_no_log, sync_folder
+from langchain_dpicl.stores.sqlite_file import (
+    _check_local,
+    check_free,
+    check_new_name,
+    check_no_log,
+    file_identity_or_none,
+    sync_folder,
+)
 
 # EXTRA: the removal of the journal, which ends a commit, is on the disk as well. A journal that stays is ended by zeros
 # at its beginning, which are on the disk then, too.
@@ -125,7 +132,7 @@ class PerCallFile:
         """Makes a missing file, and refuses what cannot be one of this kind, without opening it."""
         check_new_name(self.path, self._kind.word)
         check_no_log(self.path, self._kind.word)
-        if not self.path.exists():
+        if file_identity_or_none(self.path) is None:
             self._make()
         try:
             mode = self.path.stat().st_mode
@@ -157,7 +164,8 @@ class PerCallFile:
             msg = f"{kind.word} {self.path}: expected a folder to make it in, found: {reason}."
             raise LedgerUnavailableError(msg) from None
         finally:
-            fresh.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where it could not be made, the error of that is raised
+                fresh.unlink()
 
     def _check_kind(self, connection: sqlite3.Connection) -> None:
         mark, version = (

@@ -13,7 +13,7 @@ import pytest
 from langchain_core.documents import Document
 
 from langchain_dpicl import Budget, KeywordAnswers, Noise, PrivacyBudgetCallbackHandler, PrivateExamples, Serving
-from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, MemoError
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.retrieval import DPRetrievalFreeFormRunnable
 from langchain_dpicl.stores import FileAnchor, SQLiteBalances, SQLiteMemo, SQLiteStore
@@ -152,8 +152,10 @@ def test_a_clock_beyond_all_years_grants_nothing(second: float, monkeypatch: pyt
     assert budget.report().to_dict()["shares"] == []
 
 
-def test_a_path_with_a_zero_character_is_refused_by_us(tmp_path: Path) -> None:
-    wrong = str(tmp_path / "a\0b")
+@pytest.mark.parametrize("name", ["a\0b", "a" * 300], ids=["zero", "long"])
+def test_a_path_that_no_file_system_has_is_refused_by_us(name: str, tmp_path: Path) -> None:
+    wrong, anchor = str(tmp_path / name), tmp_path / "anchor.json"
+    limits: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
     store = SQLiteStore.new(tmp_path / "budget.db")
     for act in (
         lambda: SQLiteStore(wrong),
@@ -163,11 +165,14 @@ def test_a_path_with_a_zero_character_is_refused_by_us(tmp_path: Path) -> None:
         lambda: FileAnchor.new(wrong),
         lambda: SQLiteMemo(wrong),
         lambda: SQLiteBalances(wrong),
-        lambda: PrivacyBudgetCallbackHandler.create(wrong, epsilon=1.0, delta=1e-6),
+        lambda: PrivacyBudgetCallbackHandler.create(wrong, **limits),
+        lambda: PrivacyBudgetCallbackHandler.create(wrong, **limits, anchor=anchor),
+        lambda: PrivacyBudgetCallbackHandler.create(tmp_path / "new.db", **limits, anchor=wrong),
+        lambda: PrivacyBudgetCallbackHandler(**limits, anchor=wrong),
         lambda: PrivacyBudgetCallbackHandler.open(wrong),
         lambda: voting(serving=Serving(memo=wrong), component="v"),
     ):
-        with pytest.raises((ConfigurationError, LedgerError)):
+        with pytest.raises((ConfigurationError, LedgerError, MemoError)):
             act()
 
 
