@@ -661,7 +661,7 @@ def _named(model: object) -> tuple[str, str]:
     found: Any = importlib.import_module(module)
     for part in function.split("."):
         found = getattr(found, part, None)
-    if module == "__main__" or found is not model:
+    if module == "__main__" or found != model:  # each look at a class method makes another object, an equal one
         raise ConfigurationError(
             f"PrivateProcess: expected an importable function, found {function} of {module}, which another process "
             "cannot import. Move it to the top of a module"

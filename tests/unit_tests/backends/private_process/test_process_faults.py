@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from langchain_dpicl import ChatLocal
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_process import connection
@@ -398,6 +399,11 @@ class TestTheStart:
     def test_raises_the_errors_that_the_model_raises_here(self) -> None:
         with PrivateProcess(process_models.busy_inside) as process, pytest.raises(UnsilencableModelError, match="Busy"):
             as_backend(process)
+        with (
+            PrivateProcess(ChatLocal.from_path, path="none") as process,
+            pytest.raises(ConfigurationError, match="'none'"),
+        ):
+            as_backend(process)
         with PrivateProcess("no_such_provider:model") as process, pytest.raises(ConfigurationError, match="no_such"):
             as_backend(process)
         with PrivateProcess("tests.process_models:writer") as process, pytest.raises(CapabilityError):
@@ -408,6 +414,7 @@ class TestTheStart:
         [
             ("gpt-4o", {}, "provider:model"),
             (lambda: None, {}, "Move it to the top"),
+            (process_models.mortal().open, {}, "Move it to the top"),
             (process_models.mortal(), {}, "object of FakeBackend"),
             ("openai:gpt-4o", {"http_client": object()}, "http_client"),
             ("openai:gpt-4o", {"retry": 3}, "RetryPolicy"),
