@@ -62,6 +62,7 @@ from langchain_dpicl.options import (
     TrainableModel,
     Training,
     Where,
+    calls_at_once,
     option_of,
     refuse_unused,
 )
@@ -355,7 +356,7 @@ class PublicVotingRunnable(PublicRunnable[QueryInput, str]):
         is_whole: bool = False,
     ) -> EffectGenerator[list[Any]]:
         """Returns the label of each input, or the whole result, or what is wrong with it (an effect generator)."""
-        limit = configs[0].get("max_concurrency")
+        limit = calls_at_once(configs[0])
         queries: list[Query | ConfigurationError] = []
         for value in inputs:
             try:

@@ -44,7 +44,7 @@ from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.options import LLM, LabelAnswers, option_of
+from langchain_dpicl.options import LLM, LabelAnswers, calls_at_once, option_of
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
@@ -839,7 +839,7 @@ class LabelClassifier(PublicRunnable[Any, str]):
         self, inputs: Sequence[Any], configs: Sequence[RunnableConfig], *, keep_errors: bool = False
     ) -> EffectGenerator[list[Exception | str]]:
         asked = _Render(self.prompt, inputs, configs)
-        rows = yield from self._scored(asked, configs[0].get("max_concurrency"), keep_errors=keep_errors)
+        rows = yield from self._scored(asked, calls_at_once(configs[0]), keep_errors=keep_errors)
         return [row if isinstance(row, Exception) else self.labels[row.index(max(row))] for row in rows]
 
     def _scored(

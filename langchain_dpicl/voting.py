@@ -29,6 +29,7 @@ from langchain_dpicl.options import (
     Rows,
     Serving,
     TemplateLike,
+    calls_at_once,
     noise_of,
     option_of,
 )
@@ -57,7 +58,7 @@ from langchain_dpicl.results import Receipt, VotingResult
 from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_of
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
-from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, calls_at_once, served
+from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, served
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks import (
     Query,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
-from langchain_dpicl.options import LLM, FewShotTask, LabelAnswers, TemplateLike, html_table, option_of
+from langchain_dpicl.options import LLM, FewShotTask, LabelAnswers, TemplateLike, calls_at_once, html_table, option_of
 from langchain_dpicl.planning.expected_utility import Contest
 from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, VoteCounts, estimate_facts, mean_facts
 from langchain_dpicl.planning.share_plan import Cost
@@ -739,18 +739,13 @@ def _possible(shots: Sequence[int], fits: int) -> tuple[int, ...]:
 def rehearse_now(walk: Walk[T], most_calls: int, progress: bool | None, config: RunnableConfig | None) -> T:
     """Makes the calls of a rehearsal behind a bar, blocking."""
     with new_bar(most_calls, "call", "rehearsal", progress=progress) as bar:
-        return run_sync(walk(_limit(config), bar))
+        return run_sync(walk(calls_at_once(config), bar))
 
 
 async def arehearse_now(walk: Walk[T], most_calls: int, progress: bool | None, config: RunnableConfig | None) -> T:
     """Async version of `rehearse_now`."""
     with new_bar(most_calls, "call", "rehearsal", progress=progress) as bar:
-        return await run_async(walk(_limit(config), bar))
-
-
-def _limit(config: RunnableConfig | None) -> int | None:
-    limit = (config or {}).get("max_concurrency")
-    return None if limit is None else check_int("max_concurrency", limit, low=1)
+        return await run_async(walk(calls_at_once(config), bar))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

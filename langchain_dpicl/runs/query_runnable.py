@@ -59,7 +59,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     TenantCapExceededError,
 )
-from langchain_dpicl.options import Exhausted, QueryInput, Serving, option_of
+from langchain_dpicl.options import Exhausted, QueryInput, Serving, calls_at_once, option_of
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.results import Receipt, Source
@@ -1015,9 +1015,3 @@ def served(
     tenants = TenantRegistry(max_queries=options.tenant_max_queries, memo_size=options.memo_size)
     limits = {"max_query_chars": options.max_query_chars, "on_exhausted": options.on_exhausted}
     return {"tenants": tenants, **limits, "public_first": options.public_first}, memo
-
-
-def calls_at_once(config: RunnableConfig) -> int | None:
-    """Returns the model calls that a run may have in flight; None: as many as the engine makes."""
-    limit = config.get("max_concurrency")
-    return None if limit is None else check_int("max_concurrency", limit, low=1)

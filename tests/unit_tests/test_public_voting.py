@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import warnings
@@ -292,6 +293,18 @@ async def test_a_batch_that_keeps_errors_loses_only_the_queries_that_failed() ->
         assert [type(one) for one in found] == [str, ModelCallError, ConfigurationError, str]
     [alone] = made.batch(["bad"], return_exceptions=True)
     assert isinstance(alone, ModelCallError)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.5, "8"])
+async def test_a_limit_of_calls_that_is_none_makes_no_call(limit: Any) -> None:
+    asked = engine()
+    made, given = voter(llm=asked), {"max_concurrency": limit}
+    before = dict(asked.calls)
+    for ask in (made.invoke, made.vote, made.ainvoke, made.avote):
+        with pytest.raises(ConfigurationError, match="max_concurrency: expected an integer >= 1"):
+            found = ask("one", given)
+            await found if inspect.isawaitable(found) else None
+    assert asked.calls == before
 
 
 def test_a_wrong_input_makes_no_call() -> None:

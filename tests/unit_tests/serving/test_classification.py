@@ -22,6 +22,7 @@ from langchain_core.prompts import (
     FewShotPromptTemplate,
     PromptTemplate,
 )
+from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl import LabelAnswers
@@ -774,6 +775,19 @@ async def test_calls_of_voters_are_limited_by_the_run():
         given = {"max_concurrency": limit}
         one.batch(texts, given) if limit == 3 else await one.abatch(texts, given)
         assert most == limit
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.5, "8"])
+async def test_a_limit_of_calls_that_is_none_is_refused_before_any_call(limit):
+    model = TextChat(say=saying({}, otherwise="card"))
+    one, given = classifier(TextVoteBackend(model)), {"max_concurrency": limit}
+    asked = len(model.seen)
+    for ask in (one.invoke, RunnableLambda(lambda text: one.batch([text, "b"])).invoke):
+        with pytest.raises(ConfigurationError, match="max_concurrency: expected an integer >= 1"):
+            ask("a", given)
+    with pytest.raises(ConfigurationError, match="max_concurrency: expected an integer >= 1"):
+        await one.abatch(["a", "b"], given)
+    assert len(model.seen) == asked
 
 
 def test_content_free_inputs_that_fail_are_an_error():
