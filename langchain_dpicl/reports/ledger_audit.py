@@ -22,6 +22,7 @@ from langchain_dpicl.privacy.ledger.state import RESERVE, LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry, verify_report
 from langchain_dpicl.reports.verify import UNREADABLE, describe_fault, is_place_of
+from langchain_dpicl.stores.rows import object_of
 
 Receipts = Sequence[Mapping[str, Any]]
 
@@ -187,7 +188,6 @@ def _receipt_in(item: Any) -> Mapping[str, Any] | None:
 
 
 EXPORT_FORMAT = 1
-_MAX_NUMBER = 2**63
 _MOST_BYTES = 1 << 32
 """Of an export that is read: about ten million lines."""
 
@@ -312,21 +312,11 @@ def _record(line: bytes, number: int) -> LedgerRecord:
 def _json_object(line: bytes, number: int) -> dict[str, Any]:
     """Returns a line's JSON object, of values that have a canonical text."""
     value = None
-    try:
-        value = json.loads(line.decode("utf-8"), parse_int=_small)
-        canonical_json(value).encode("utf-8")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    with contextlib.suppress(UnicodeDecodeError):
+        value = object_of(line.decode("utf-8"))
+    if value is None:
         raise _of_another_form(number)
     return value
-
-
-def _small(digits: str) -> int:
-    number = int(digits)
-    if abs(number) >= _MAX_NUMBER:
-        raise ValueError("a number that no ledger holds")
-    return number
 
 
 def _member(data: Mapping[str, Any], name: str, number: int) -> Mapping[str, Any]:

@@ -110,7 +110,7 @@ def record_of(row: Sequence[Any]) -> LedgerRecord:
     """Returns the line of a row."""
     if len(row) == len(COLUMNS) and type(row[0]) is int and all(type(value) is str for value in row[1:]):
         seq, prev, kind, text, stamp, digest = row
-        body = _object_of(text)
+        body = object_of(text)
         if body is not None:
             return LedgerRecord(seq, prev, kind, body, stamp, digest).read_from(text)
     raise LedgerError("ledger: expected its lines, found another row. Nothing is granted; restore an untouched copy.")
@@ -125,7 +125,7 @@ def header_of(text: Any, digest: Any) -> LedgerHeader | None:
     """
     if text is None and digest is None:
         return None
-    data = _object_of(text) if type(text) is str else None
+    data = object_of(text) if type(text) is str else None
     header = None if data is None else LedgerHeader.from_dict(data)
     if header is None or header.digest != digest:
         raise LedgerError("ledger: the header is broken or was changed. Nothing is granted; restore an untouched copy.")
@@ -137,7 +137,7 @@ def header_text(header: LedgerHeader) -> str:
     return canonical_json(header.to_dict())
 
 
-def _object_of(text: str) -> dict[str, Any] | None:
+def object_of(text: str) -> dict[str, Any] | None:
     """Returns the JSON object, or None if it is none whose hash can be taken: no NaN, no lone half of a character."""
     try:
         data = _DECODER.decode(text)
@@ -149,7 +149,7 @@ def _object_of(text: str) -> dict[str, Any] | None:
 
 
 def _objects_of(texts: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Returns what `_object_of` returns for each, in one step, or None where it is None for one of them."""
+    """Returns what `object_of` returns for each, in one step, or None where it is None for one of them."""
     # Nobody who writes a row can guess what stands between two of them, so that none can open what another one closes.
     try:
         joined = f',"{_BETWEEN}",'.join(texts)

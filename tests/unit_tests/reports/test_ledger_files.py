@@ -12,11 +12,20 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError
+from langchain_dpicl.privacy.ledger import state as states
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerStore
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, is_export, read_export, read_receipts
+from langchain_dpicl.reports.ledger_audit import (
+    ExportedLedger,
+    check_ledger,
+    export_lines,
+    is_export,
+    read_export,
+    read_receipts,
+)
 from langchain_dpicl.results import Receipt
+from langchain_dpicl.stores import new_store
 from tests.ledger_files import body_of, exported, forged, parsed, rehashed, spend, written
 
 Lines = list[dict[str, Any]]
@@ -62,6 +71,22 @@ def test_an_exported_ledger_is_the_same_ledger(store: LedgerStore, file: Path) -
     assert list(found.records(3)) == list(store.records(3))
     assert list(export_lines(found)) == file.read_text().splitlines()
     assert len(found.records()) == 8
+
+
+def test_a_ledger_whose_snapshot_holds_the_fractions_of_a_pool_is_exported_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_LINES", 20)
+    store = new_store(tmp_path / "budget.db")
+    pool = Budget(epsilon=1.0, delta=1e-6, store=store).gdp_pool("labels", epsilon=0.5)
+    for _ in range(20):
+        (reservation := pool.reserve(mu=1e-3)).burn()
+        reservation.commit(wait=True)
+    assert max(max(pair) for line in store.records() if line.kind == "snapshot" for pair in line.body["left"]) > 2**63
+    found = read_export(exported(store, tmp_path / "x.jsonl"))
+    assert list(found.records()) == list(store.records())
+    assert check_ledger(found) == check_ledger(store)
+    assert check_ledger(found).problems == ()
 
 
 def test_an_exported_ledger_can_be_looked_at_and_not_spent(store: LedgerStore, file: Path) -> None:
@@ -379,14 +404,11 @@ def test_whatever_a_forger_writes_is_a_problem_or_a_refusal_and_never_another_ex
 
 
 def test_numbers_beyond_every_float_are_refused_wherever_they_stand(file: Path, tmp_path: Path) -> None:
-    def set_at(*path: Any) -> Path:
-        return forged(file, tmp_path / "x", lambda lines: put(lines, path, 10**400), refit=False)
+    def read_with(*path: Any, refit: bool = False) -> ExportedLedger:
+        return read_export(forged(file, tmp_path / "x", lambda lines: put(lines, path, 10**400), refit=refit))
 
-    for path in (
-        (0, "header", "epsilon"),
-        (0, "header", "delta"),
-        (3, "record", "body", "count"),
-        (9, "end", "records"),
-    ):
+    for path in ((0, "header", "epsilon"), (0, "header", "delta"), (9, "end", "records")):
         with pytest.raises(LedgerError):
-            read_export(set_at(*path))
+            read_with(*path)
+    for refit in (False, True):
+        assert check_ledger(read_with(3, "record", "body", "count", refit=refit)).problems
