@@ -78,7 +78,9 @@ class DeclaredShares:
         wanted = component.delta if component.delta is not None else self._proportional_delta(component)
         epsilon, delta = self.fit(component.epsilon, wanted, {component.name}, component.extent)
         requested = None if component.epsilon is None else epsilon
-        return self.add_pending(self.priced((component,), epsilon=requested, delta=delta), ShareStatus())
+        terms = self.priced((component,), epsilon=requested, delta=delta)
+        with self.desk.lock:  # another thread may have declared this very share meanwhile
+            return self._declared(component) or self.add_pending(terms, ShareStatus())
 
     def _proportional_delta(self, component: Component) -> float:
         """Returns the part of the remaining delta that the share's price is of the ledger's epsilon."""
@@ -96,13 +98,14 @@ class DeclaredShares:
     def known(self, component: Component) -> ShareStatus | None:
         """Returns the standing of the same share if it is sealed, or pending on the same terms."""
         with self.desk.lock:
-            sealed = self.sealed(component)
-            if sealed is not None:
-                return sealed
-            mine, standing = self._standings.get(component.name, (None, None))
-            if mine is None or standing is None or standing.refusal or mine.changed_terms(component):
-                return None
-            return standing
+            return self.sealed(component) or self._declared(component)
+
+    def _declared(self, component: Component) -> ShareStatus | None:
+        """Returns the standing of the same share if it was declared in this process, and not declared anew since."""
+        mine, standing = self._standings.get(component.name, (None, None))
+        if mine is None or standing is None or standing.refusal or mine.changed_terms(component):
+            return None
+        return standing
 
     def sealed(self, component: Component) -> ShareStatus | None:
         """Returns the standing of the same share if it is sealed; refuses one sealed on other terms."""

@@ -38,6 +38,7 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.ledger.budget import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, Ticket, event_of_tickets
@@ -282,6 +283,24 @@ def test_the_same_terms_are_the_same_share_without_pricing_again(simple_prices: 
     assert first.remaining("t") == second.remaining("t") == third.remaining("t") == 6
     with pytest.raises(PrivacyBudgetExceededError):
         third.reserve("t", count=7)
+
+
+def test_threads_that_declare_the_same_terms_at_once_get_the_same_share(
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, both_price = budget(), threading.Barrier(2)
+
+    def priced(self: DeclaredShares, *arguments: Any, priced: Any = DeclaredShares.priced, **options: Any) -> Any:
+        both_price.wait(10)
+        return priced(self, *arguments, **options)
+
+    monkeypatch.setattr(DeclaredShares, "priced", priced)
+    with ThreadPoolExecutor(2) as pool:
+        shares = list(pool.map(lambda _: share_of(ledger), range(2)))
+    for share in shares:
+        share.reserve("t", count=5)
+    assert [share.remaining("t") for share in shares] == [0, 0]
+    assert ledger.remaining_epsilon == 3.0
 
 
 @pytest.mark.parametrize(
