@@ -33,8 +33,9 @@ class LedgerAnchor(Protocol):
 
     Formal guarantees that an implementation gives:
       - Once `write` has returned, `read` returns that line or a later one, in every process and after a crash.
-      - An older line never replaces a newer one, nor a line another line of the same number: both raise a
-        `LedgerRollbackError`, since two ledgers have diverged. A failed read or write is a `LedgerUnavailableError`.
+      - An older line never replaces a newer one, and raises nothing: another process wrote a later line first.
+      - A line never replaces another line of the same number: that raises a `LedgerRollbackError`, since two ledgers
+        have diverged. A failed read or write is a `LedgerUnavailableError`.
     """
 
     @property
