@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from langchain_dpicl.privacy.extensions import private_streams as streams
+from langchain_dpicl.privacy.extensions import private_streams, stream_ledger
 
 DAY = 86_400
 START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
@@ -14,7 +14,8 @@ START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 
 
 def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replaces the clock that streams read; returns its time, to be moved."""
+    """Replaces the clock that streams and their ledgers read; returns its time, to be moved."""
     now = [START]
-    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
+    for module in (private_streams, stream_ledger):
+        monkeypatch.setattr(module, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
     return now

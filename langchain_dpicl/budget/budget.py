@@ -65,7 +65,8 @@ class TicketUse(NamedTuple):
     """The tickets of one component, of all its templates and labels together.
 
     Attributes:
-      left: can still be reserved here.
+      left: can still be reserved here; of a standing share of a stream: where least is left, over all windows that are
+        not over.
       held: reserved, and neither committed nor given back: in use, held by another process, or left by one that ended.
       committed: used, with their result stored.
     """
@@ -82,7 +83,7 @@ class BudgetUse:
     Attributes:
       epsilon: limit of the ledger.
       delta: limit of the ledger.
-      epsilon_spent: charged for sealed shares.
+      epsilon_spent: charged for sealed shares; of a stream: the most over all windows that are not over.
       delta_spent: as `epsilon_spent`.
       tickets: by component whose share is sealed.
       pools: what is left, in mu squared or rho, by pool whose share is sealed.
@@ -213,7 +214,7 @@ class CountingWriter(OutageWriter):
             return self._use(self._state)
 
     def _use(self, state: LedgerState) -> BudgetUse:
-        spent = state.spent
+        spent = state.promised(_to_come(state.header))
         components = [each for share in state.sealed for each in share.terms.components]
         priced = [each for each in components if each.kind == "tickets"]
         pools = [each for each in components if each.kind != "tickets"]
@@ -239,9 +240,11 @@ class CountingWriter(OutageWriter):
 
     def _left(self, state: LedgerState, component: Component, slot: Slot) -> Amount:
         """Returns what can still be reserved here: what is in the purse is charged, and not held by a reservation."""
-        left = state.left(component.name, slot)
-        # Of a stream: in the window where least is left, which the purse need not touch.
-        return left if state.windows is not None else left + self._purse.cost(component.name, slot)
+        left = _left(state, component, slot)
+        if state.windows is None:
+            return left + self._purse.cost(component.name, slot)
+        # In the window where least is left, which the purse need not touch.
+        return 0 if state.windows.is_retired(component.name) else left
 
     def _tickets(self, state: LedgerState, component: Component, waiting: Mapping[int, int]) -> TicketUse:
         places = list(slots(component))
@@ -308,8 +311,8 @@ def _call(hook: SpentHook, use: BudgetUse) -> None:
 def charged_part(state: LedgerState, component: str | None) -> float:
     """Returns which part is charged: of the ledger's limits, or of a component's slot of which least is left."""
     if component is None:
-        limits = state.header.epsilon, state.header.delta
-        return float(max(spent / exact(limit) for spent, limit in zip(state.spent, limits, strict=True) if limit))
+        limits, spent = (state.header.epsilon, state.header.delta), state.promised(_to_come(state.header))
+        return float(max(each / exact(limit) for each, limit in zip(spent, limits, strict=True) if limit))
     terms = state.sealed_component(component)
     if terms is None:
         return 0.0
@@ -318,7 +321,19 @@ def charged_part(state: LedgerState, component: str | None) -> float:
 
 def _slot_part(state: LedgerState, component: Component, slot: Slot) -> Fraction:
     allowed = Fraction(allowance(component, slot))
-    return 1 - Fraction(state.left(component.name, slot)) / allowed
+    return 1 - Fraction(_left(state, component, slot)) / allowed
+
+
+def _left(state: LedgerState, component: Component, slot: Slot) -> Amount:
+    """Returns what a slot has left; of a standing share: in the windows that are not over."""
+    # What a dated share has used never comes back: no later window is one of its own.
+    is_standing = component.extent is not None and component.extent[1] is None
+    return state.left(component.name, slot, _to_come(state.header) if is_standing else None)
+
+
+def _to_come(header: LedgerHeader) -> Extent | None:
+    """Returns the blocks of a stream from the present one on: the windows that touch them are not over."""
+    return None if header.stream is None else header.stream.to_come()
 
 
 def check_part(part: Any) -> float:
@@ -460,17 +475,12 @@ class Budget(LedgerBudget):
 
         Of a stream: the least over all windows that are not over.
         """
-        return round_down(self._promises.room(extent=self._to_come())[0])
+        return round_down(self._promises.room(extent=_to_come(self._desk.header))[0])
 
     @property
     def remaining_delta(self) -> float:
         """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
-        return round_down(self._promises.room(extent=self._to_come())[1])
-
-    def _to_come(self) -> Extent | None:
-        """Returns the blocks of a stream from the present one on."""
-        stream = self._desk.header.stream
-        return None if stream is None else stream.to_come()
+        return round_down(self._promises.room(extent=_to_come(self._desk.header))[1])
 
     def verify(self) -> None:
         """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.
@@ -703,7 +713,7 @@ class Budget(LedgerBudget):
 
         Args:
           part: above 0, at most 1. Of the ledger's epsilon or delta, whichever is further; of a component: of the
-            tickets of that template and label of which least is left, or of the pool.
+            tickets of that template and label of which least is left, or of the pool. Of a stream as in `BudgetUse`.
           hook: is called with the use of the budget.
           component: public name of a share, declared here or sealed by any process; None: the whole ledger.
 

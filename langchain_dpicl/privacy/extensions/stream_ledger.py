@@ -559,7 +559,7 @@ class StreamState(LedgerState):
         taken: WindowSums = self._slots[component.name, *slot].taken
         return cap - taken.largest((last, last))
 
-    def _left_for(self, totals: Any, blocks: Blocks | None) -> Amount:
+    def _left_for(self, totals: Any, blocks: Extent | None) -> Amount:
         """Returns what may still be reserved for blocks, or for any (R2)."""
         full, taken = allowance(totals.component, totals.slot), totals.taken
         most: Amount = taken.largest() if blocks is None else taken.largest(self.windows.touched(blocks))
@@ -646,7 +646,7 @@ class StreamShare(Share):
         Args:
           template: of the ticket.
           label: of the ticket.
-          blocks: that they would read; None: any blocks.
+          blocks: that they would read; None: whichever blocks, also those of windows that are over.
         """
         return int(self._left((template, label), blocks))
 

@@ -252,16 +252,11 @@ class LedgerState:
         """Every sealed share, in order."""
         return tuple(self._sealed)
 
-    @property
-    def spent(self) -> tuple[Fraction, Fraction]:
-        """Epsilon and delta of all sealed shares: basic composition, valid however adaptively they were made.
-
-        Of a stream: of the window where they are largest.
-        """
-        return self.promised()
-
     def promised(self, extent: Extent | None = None) -> tuple[Fraction, Fraction]:  # noqa: ARG002  an override does
-        """Returns `spent`; of a stream: of the windows that touch the blocks of `extent`."""
+        """Returns the sums of all sealed shares: basic composition, valid however adaptively they were made.
+
+        Of a stream: the largest of the windows that touch the blocks of `extent`; None: of all windows.
+        """
         return (
             sum((exact(share.terms.epsilon) for share in self._sealed), Fraction(0)),
             sum((exact(share.terms.delta) for share in self._sealed), Fraction(0)),
@@ -296,11 +291,11 @@ class LedgerState:
         is_sealed = component.name in self.shares
         return self.left(component.name, slot, blocks) if is_sealed else allowance(component, slot)
 
-    def left(self, component: str, slot: Slot, blocks: Blocks | None = None) -> Amount:
+    def left(self, component: str, slot: Slot, blocks: Extent | None = None) -> Amount:
         """Returns what a sealed component's slot still holds; of a stream: for blocks, or where least is left."""
         return self._left_for(self._slots[component, *slot], blocks)
 
-    def _left_for(self, totals: _SlotTotals, blocks: Blocks | None) -> Amount:  # noqa: ARG002  an override does
+    def _left_for(self, totals: _SlotTotals, blocks: Extent | None) -> Amount:  # noqa: ARG002  an override does
         return totals.left
 
     def taken(self, component: str, slot: Slot) -> Amount:

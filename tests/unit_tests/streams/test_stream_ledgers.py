@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,14 @@ from langchain_dpicl import Budget, PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import ORIGIN, StreamTerms, runs_touching
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from tests.stream_times import DAY, START
 
 pytestmark = pytest.mark.traced
+
+
+TODAY = (datetime.fromtimestamp(START, UTC) - ORIGIN).days
 
 
 def day_of(block: int) -> str:
@@ -45,6 +49,60 @@ def test_what_is_left_for_a_day_is_what_its_windows_have_left() -> None:
     assert budget.remaining_at(day_of(205))[0] == 2.0
     with pytest.raises(SealedShareError):
         budget.retire("nobody")
+
+
+def one_year(budget: Budget, clock: list[float]) -> None:
+    """A run on 30 days of long ago, then one on the last 30 days every week, of which at most nine touch a window."""
+    dated, weekly = shares_of_a_year(budget)
+    dated.reserve("run", blocks=(TODAY - 400, TODAY - 371))
+    for today in range(TODAY, TODAY + 365, 7):
+        clock[0] = START + (today - TODAY) * DAY
+        reservation = weekly.reserve("run", blocks=(today - 30, today - 1))
+        reservation.burn()
+        reservation.commit()
+
+
+def shares_of_a_year(budget: Budget) -> tuple[Any, Any]:
+    dated = declared(budget, "dated", (TODAY - 400, TODAY - 371), 3.0)
+    ticket = Ticket("run", GaussianEvent(50.0), max_count=runs_touching(30, every=7, window=30))
+    return dated, budget.declare("weekly", tickets=[ticket], epsilon=1.0, delta=1e-7, extent=(TODAY - 30, None))
+
+
+def test_what_operators_see_counts_the_windows_that_are_not_over(clock: list[float]) -> None:
+    budget, called = Budget(epsilon=4.0, delta=1e-6, per="30 days"), list[str]()
+    shares_of_a_year(budget)
+    for name, part in ((None, 0.7), ("weekly", 0.6), ("dated", 1.0), ("weekly", 0.5)):
+        budget.on_spent(part, lambda _, what=f"{name} {part}": called.append(what), component=name)
+    one_year(budget, clock)
+    # In windows that are not over are 5 of 9 runs, and 1.0 of 4.
+    assert called == ["dated 1.0", "weekly 0.5"]
+    use = budget.use()
+    assert use.tickets == {"dated": (0, 1, 0), "weekly": (4, 0, 53)}  # what is dated has no other window
+    assert (use.epsilon_spent, use.delta_spent) == (1.0, 1e-7)
+    assert use.epsilon_spent == budget.epsilon - budget.remaining_epsilon
+    assert budget.spent_parts() == {None: 0.25, "dated": 1.0, "weekly": pytest.approx(5 / 9)}
+    clock[0] += 29 * DAY
+    assert budget.use().tickets["weekly"].left == 9
+    assert budget.spent_parts()["weekly"] == 0.0
+    budget.retire("weekly")
+    assert budget.use().tickets["weekly"].left == 0
+
+
+def test_the_command_line_counts_the_windows_that_are_not_over(
+    clock: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(tmp_path / "l.db")
+    budget = PrivacyBudgetCallbackHandler.create(place, epsilon=4.0, delta=1e-6, per="30 days").budget
+    one_year(budget, clock)
+    budget.close()
+    assert main(["ledger", "show", place]) == 0
+    assert "of weekly: 4 tickets" in capsys.readouterr().out
+    assert main(["ledger", "check", place, "--warn", "0.8", "--component", "weekly"]) == 0
+    assert "55.6%  share 'weekly'" in capsys.readouterr().out
+    assert main(["ledger", "metrics", place]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r'dpicl_tickets_left\{[^}]*component="weekly"\} 4\n', shown)
+    assert re.search(r"dpicl_epsilon_spent\{[^}]*\} 1.0\n", shown)
 
 
 def test_hours_and_weeks_have_days_too() -> None:

@@ -86,14 +86,14 @@ def start(monkeypatch: pytest.MonkeyPatch) -> LedgerState:
 def test_any_line_fits_the_rules_or_is_refused_and_changes_nothing(start: LedgerState, lines: list[Any]) -> None:
     state = copy.deepcopy(start)
     limits = left(start)
-    spent = state.spent
+    spent = state.promised()
     for kind, body in lines:
         before = picture(state)
         try:
             state.apply(next_record(state.seq, state.head, kind, body))
         except LedgerError:
             assert picture(state) == before
-        assert state.spent == spent
+        assert state.promised() == spent
         for key, rest in left(state).items():
             assert 0 <= rest <= limits[key]
             mine = [one for one in state._open.values() if one.totals.component.name == key[0]]
@@ -103,4 +103,4 @@ def test_any_line_fits_the_rules_or_is_refused_and_changes_nothing(start: Ledger
             "c", ("t", None)
         )
         assert all(one.count >= 1 for one in state.open_reservations())
-    assert math.isfinite(float(state.spent[0]))
+    assert math.isfinite(float(state.promised()[0]))

@@ -52,7 +52,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def totals(state: LedgerState) -> dict[str, Any]:
-    return {**state.snapshot(), "seq": state.seq, "head": state.head, "spent": state.spent}
+    return {**state.snapshot(), "seq": state.seq, "head": state.head, "spent": state.promised()}
 
 
 def replayed(store: Any) -> LedgerState:

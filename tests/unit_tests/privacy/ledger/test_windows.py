@@ -90,7 +90,7 @@ def test_a_schedule_is_read_alike_from_its_lines_from_a_snapshot_and_by_every_pr
         skipped = LedgerState.from_snapshot(it.header, lines)
         skipped.apply_all(store.records(skipped.seq))
         assert skipped.snapshot() == whole.snapshot()
-        assert skipped.spent == whole.spent
+        assert skipped.promised() == whole.promised()
     store.close()
 
 
@@ -153,7 +153,7 @@ def test_shares_add_up_in_the_windows_that_they_touch_and_nowhere_else() -> None
         weekly(ledger, "november", (59, 80))
     weekly(ledger, "november", (60, 80)).reserve("run", blocks=(60, 80))  # touches windows of one of them alone
     assert ledger.remaining_epsilon == 2.0  # of the windows that are not over
-    assert ledger._desk.refresh().spent == (Fraction(2), Fraction(2, 10**7))
+    assert ledger._desk.refresh().promised() == (Fraction(2), Fraction(2, 10**7))
     ledger.verify()
 
 
@@ -270,10 +270,10 @@ def test_every_line_of_windows_can_be_taken_back() -> None:
         ("give_back", {"reservation": 2, "count": 1}),
         ("retire", {"component": "a"}),
     ]:
-        before = state.snapshot(), state.head, state.spent
+        before = state.snapshot(), state.head, state.promised()
         line = next_record(state.seq, state.head, kind, body)
         state.apply(line)()
-        assert (state.snapshot(), state.head, state.spent) == before
+        assert (state.snapshot(), state.head, state.promised()) == before
         state.apply(line)
 
 
