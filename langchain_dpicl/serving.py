@@ -150,10 +150,10 @@ def load_served_model(kind: type[Any], path: Any, options: dict[str, Any]) -> An
     """
     from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 
-    known = inspect.signature(HuggingFaceBackend).parameters
+    known = inspect.signature(HuggingFaceBackend).parameters.keys() - {"model"}
     fields = {name: value for name, value in options.items() if name not in known}
-    if strange := sorted(set(fields) - set(kind.model_fields)):
-        fitting = sorted({*known, *ServedFields.model_fields} - {"model", "backend"})
+    if strange := sorted(fields.keys() - (kind.model_fields.keys() - {"backend"})):
+        fitting = sorted({*known, *ServedFields.model_fields} - {"backend"})
         msg = f"expected options of the engine or the model ({', '.join(fitting)}), found {strange}"
         raise ConfigurationError(msg)
     engine = {name: value for name, value in options.items() if name in known}

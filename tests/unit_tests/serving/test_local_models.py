@@ -466,6 +466,9 @@ class TestEngines:
         assert said(pickle.loads(pickle.dumps(one))) == said(llm())  # noqa: S301
         with pytest.raises(ConfigurationError, match=r"max_prompt_tokens.*found \['max_length'\]"):
             LocalLLM.from_path(tmp_path, max_length=3)
+        for name in ("model", "backend"):  # which the folder stands for
+            with pytest.raises(ConfigurationError, match=rf"expected options of .*found \['{name}'\]"):
+                ChatLocal.from_path(tmp_path, **{name: "x"})
         with pytest.raises(ConfigurationError, match="does not exist"):
             ChatLocal.from_path(tmp_path / "missing")
 
