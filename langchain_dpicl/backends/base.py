@@ -1,4 +1,4 @@
-"""Defines what an engine can do, as Protocols by capability, and the public candidates of one token.
+"""Defines what an engine can do, as Protocols by capability, and the public candidates of one token; checks counts.
 
 An engine maps prompts to rows, and each row depends on its own prompt only (plus the public prefix and domain).
 A row whose call failed or cannot be read abstains (probabilities: all 0; log-likelihoods: all -inf; text: empty); an
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import Opaque
+from langchain_dpicl.exceptions import ConfigurationError
 
 Token: TypeAlias = Hashable
 """A vocabulary key: a token id (int) where the engine has ids, otherwise the token's bytes."""
@@ -461,3 +462,10 @@ class Domain:
         above = np.flatnonzero(scores > last)
         equal = np.flatnonzero(scores == last)[: top_k - len(above)]
         return self.only(np.sort(np.concatenate([above, equal])))
+
+
+def check_whole(name: str, value: object) -> int:
+    """Returns a public whole number >= 1, or raises ConfigurationError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name}: expected a whole number >= 1, found {value!r}")
+    return value

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import FullSession, Rows, Token
+from langchain_dpicl.backends.base import FullSession, Rows, Token, check_whole
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.tokens import cut_middle
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
@@ -75,8 +75,7 @@ class HuggingFaceBackend:
     ) -> None:
         sizes = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens, "row_batch": row_batch}
         for option, value in sizes.items():
-            if value < 1:
-                raise ConfigurationError(f"expected {option} >= 1, found {option}={value}")
+            check_whole(option, value)
         options: dict[str, Any] = {
             **sizes,
             "device": device,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from langchain_dpicl.backends.base import Rows, Token, TokenSession
+from langchain_dpicl.backends.base import Rows, Token, TokenSession, check_whole
 from langchain_dpicl.backends.langchain.logprobs import (
     EOS,
     EOS_TEXTS,
@@ -30,7 +30,6 @@ from langchain_dpicl.backends.private_calls.call import (
     Request,
     RetryPolicy,
     SilentModel,
-    check_whole,
     read_silently,
     silence,
     unwrap,

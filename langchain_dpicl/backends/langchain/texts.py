@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.base import Rows, check_whole
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
     OpaqueValue,
@@ -22,7 +22,6 @@ from langchain_dpicl.backends.private_calls.call import (
     Request,
     RetryPolicy,
     SilentEngine,
-    check_whole,
     output_of,
     read_silently,
     silence,

@@ -22,6 +22,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
 from langchain_dpicl._opaque import Opaque
+from langchain_dpicl.backends.base import check_whole
 from langchain_dpicl.backends.private_calls.http_client import CallLimits, look_after_door, refuse_other_transports
 from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
 from langchain_dpicl.backends.private_calls.method_checks import LITELLM_CHECKED_ONCE, top_of
@@ -1047,10 +1048,3 @@ class _Process:
     def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
         # Threads for other calls may wait for awaited calls of the loop that a blocking call inside it stops.
         return self._crew.here(self._threads, inside_a_loop=inside_a_loop)
-
-
-def check_whole(name: str, value: object) -> int:
-    """Returns a whole number >= 1, or raises ConfigurationError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
-    return value

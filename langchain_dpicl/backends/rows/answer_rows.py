@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import OpaqueRows, run_guarded
-from langchain_dpicl.backends.base import Rows, TextBackend
+from langchain_dpicl.backends.base import Rows, TextBackend, check_whole
 from langchain_dpicl.backends.langchain.texts import stops_of
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, check_whole
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.rows import arun_guarded, fits
 from langchain_dpicl.backends.sync_async import Effect, start_calls

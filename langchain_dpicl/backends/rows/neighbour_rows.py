@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
-from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.base import Rows, check_whole
 from langchain_dpicl.backends.embedded import Floats, load_tables
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, check_whole
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.rows import arun_guarded
 from langchain_dpicl.backends.sync_async import Effect, run_in_thread, start_calls

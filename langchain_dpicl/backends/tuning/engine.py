@@ -19,9 +19,8 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import Uncopyable, run_guarded
-from langchain_dpicl.backends.base import RealRows, TrainingExample
+from langchain_dpicl.backends.base import RealRows, TrainingExample, check_whole
 from langchain_dpicl.backends.hf import loading, model_checks
-from langchain_dpicl.backends.hf import model_checks as weights
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
 from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
 from langchain_dpicl.backends.rows.gradient_rows import Groups
@@ -40,7 +39,7 @@ from langchain_dpicl.backends.tuning.prompted_model import (
     put_head,
     stack_inputs,
 )
-from langchain_dpicl.backends.tuning.tasks import ModelInput, PromptTask, TaskKind, TaskReader, check_count
+from langchain_dpicl.backends.tuning.tasks import ModelInput, PromptTask, TaskKind, TaskReader
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, DPICLError, ModelCallError
 
 # Every row gets a copy of the prompt; one backward pass of the summed loss gives the gradient of every copy, which is
@@ -434,10 +433,10 @@ class PromptEngine(Uncopyable):
     ) -> None:
         if method not in METHODS:
             raise ConfigurationError(f"method: expected one of {list(METHODS)}, found {method!r}")
-        check_count("num_virtual_tokens", num_virtual_tokens)
-        check_count("micro_batch", micro_batch)
+        check_whole("num_virtual_tokens", num_virtual_tokens)
+        check_whole("micro_batch", micro_batch)
         if reparameterize is not None:
-            check_count("reparameterize", reparameterize)
+            check_whole("reparameterize", reparameterize)
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
         with torch.inference_mode(mode=False):  # tensors made in that mode can never be part of a gradient
@@ -731,7 +730,7 @@ class SoftPromptScorer:
     def weights(self) -> str:
         """Returns the fingerprint of the model's weights, head included; "" if there is none."""
         with self._lock:
-            return weights.fingerprint(self.model)
+            return model_checks.fingerprint(self.model)
 
     def _check_sizes(
         self, name: str, prompted: PromptedModel, numbers: NDArray[np.float32], task: PromptTask, heads: int | None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl._templates import Template
-from langchain_dpicl.backends.base import TrainingExample
+from langchain_dpicl.backends.base import TrainingExample, check_whole
 from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -64,7 +64,7 @@ class PromptTask:
         for name in ("labels", "words"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("max_input_tokens", "max_target_tokens"):
-            check_count(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if self.kind != "sequence_classification":
             object.__setattr__(self, "template", self.template or _TEMPLATES[self.kind])
             object.__setattr__(self, "words", self.words or tuple(f" {label}" for label in self.labels))
@@ -143,12 +143,6 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise _fault(name, "a list of texts", type(value).__name__)
     return tuple(value)
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuses anything but a whole number >= 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _fault(name, "a whole number >= 1", value)
 
 
 def _fault(name: str, expected: str, found: object, advice: str = "") -> ConfigurationError:

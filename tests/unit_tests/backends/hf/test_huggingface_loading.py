@@ -157,9 +157,10 @@ class TestObjects:
 
 class TestOptions:
     @pytest.mark.parametrize("name", ["max_prompt_tokens", "max_new_tokens", "row_batch"])
-    def test_sizes_are_positive(self, name):
-        with pytest.raises(ConfigurationError, match=f"{name} >= 1"):
-            engine(**{name: 0})
+    @pytest.mark.parametrize("value", [0, "512", 512.0, True, None])
+    def test_sizes_are_whole_numbers_from_1_on(self, name, value):
+        with pytest.raises(ConfigurationError, match=f"{name}: expected a whole number >= 1, found {value!r}"):
+            engine(**{name: value})
 
     def test_unknown_dtypes_are_refused(self):
         with pytest.raises(ConfigurationError, match="dtype in"):
