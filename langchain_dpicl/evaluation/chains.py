@@ -26,6 +26,7 @@ from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.langchain.texts import text_of
 from langchain_dpicl.backends.private_calls.call import (
     DEFAULT_CONCURRENCY,
+    STOPS,
     CallPool,
     Crew,
     OpaqueValue,
@@ -146,7 +147,8 @@ class SilentChain:
                 raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
         model, bound = unwrap(inner)
         silent = silence(inner)
-        stop = bound.get("stop") or getattr(model, "stop", None) or ()
+        ends = [*(bound.get(name) for name in STOPS), *(getattr(model, name, None) for name in STOPS)]
+        stop = next(filter(None, ends), ())
         policy = retry or RetryPolicy()
         if silent.is_chat and kinds and type(rest[0]) is RunnableLambda:
             msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."

@@ -44,6 +44,9 @@ CAP, HEAT = "max_tokens", "temperature"
 OPTIONS, STOP = "options", "stop"
 """Arguments of a class with fields: `options` is a mapping that it sends in the place of its fields and of `stop`."""
 
+STOPS = (STOP, "stop_sequences")
+"""The names that classes have for the texts that end an answer, as fields and as bound arguments."""
+
 
 class SpelledOptions(NamedTuple):
     """Options as one class takes them: arguments of its call, and fields of the copy that is called."""
@@ -699,10 +702,9 @@ def silence(model: Any) -> SilentModel:
             "give them to its constructor"
         )
     refuse_open_models(inner)
-    fields = type(inner).model_fields
-    quiet = inner.model_copy(update=quiet_settings(inner))
-    if "stop" in fields:
-        quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
+    ends = {name: getattr(inner, name, None) for name in STOPS if name in type(inner).model_fields}
+    no_ends = {name: [] if isinstance(value, list) else None for name, value in ends.items()}
+    quiet = inner.model_copy(update=quiet_settings(inner) | no_ends)
     hush_clients(quiet)
     silent = SilentModel(quiet, bound)
     if trouble := silent.trouble():
@@ -732,7 +734,7 @@ _QUIET: dict[str, Any] = {
     "best_of": 1,
     "echo": False,
 }
-_DROPPED = frozenset({"callbacks", "run_manager", "config", "stop", "stream", "n", "best_of", "echo"})
+_DROPPED = frozenset({"callbacks", "run_manager", "config", *STOPS, "stream", "n", "best_of", "echo"})
 
 
 def _state_and_questions(request: Any) -> tuple[Any, Any]:

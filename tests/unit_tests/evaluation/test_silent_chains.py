@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
+from pydantic import Field
 
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score
@@ -78,6 +79,20 @@ def test_a_model_whose_settings_changed_is_another_chain():
     assert told(chat(), model).identity == before
     model.responses = ["transfer"]
     assert told(chat(), model).identity != before
+
+
+class Anthropic(FakeListChatModel):
+    """Calls the texts that end an answer by another name than OpenAI's class."""
+
+    stop_sequences: list[str] | None = Field(None, alias="stop")
+
+
+@pytest.mark.parametrize("model", [
+    MODEL.bind(stop=["x"]), MODEL.bind(stop_sequences=["x"]), Anthropic(responses=["card"], stop=["x"]),
+    Anthropic(responses=["card"], stop=["y"]).bind(stop="x"),
+])  # fmt: skip
+def test_the_texts_that_end_an_answer_are_kept_under_either_name(model):
+    assert told(chat(), model).stop == ("x",)
 
 
 def noisy(*shown, **named):

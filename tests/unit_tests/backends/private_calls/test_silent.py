@@ -478,7 +478,7 @@ class TestSilence:
 
     def test_arguments_that_would_change_the_answers_shape_are_dropped(self) -> None:
         model = chat()
-        silence(model.bind(stop=["x"], n=3, stream=True, seed=7)).ask(request(), retry=QUICK)
+        silence(model.bind(stop=["x"], stop_sequences=["x"], n=3, stream=True, seed=7)).ask(request(), retry=QUICK)
         assert model.seen == [{"seed": 7}]
 
     def test_switches_of_the_model_are_set_for_one_plain_answer(self) -> None:
@@ -496,6 +496,19 @@ class TestSilence:
         model = Sees(answer=fixed({"a": 1.0}))
         silence(model).ask(request(), retry=QUICK)
         assert model.seen[0] == {"state": (False, 1, False, [])}
+
+    def test_stop_strings_of_the_model_are_left_out_under_either_name(self) -> None:
+        class Endpoint(ScriptedChat):
+            stop_sequences: list[str] = Field(default_factory=list)
+
+        class Anthropic(ScriptedChat):
+            stop_sequences: list[str] | None = Field(None, alias="stop")
+
+        answer = fixed({"a": 1.0})
+        endpoint = Endpoint(answer=answer, stop_sequences=["\n"])
+        models = [endpoint, *(Anthropic(answer=answer, stop=stop) for stop in (["\n"], None))]
+        assert [silence(model)._model.stop_sequences for model in models] == [[], [], None]
+        assert endpoint.stop_sequences == ["\n"]
 
     @pytest.mark.parametrize(
         "what",
