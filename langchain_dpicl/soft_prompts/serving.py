@@ -276,9 +276,10 @@ class SoftPromptBackend:
 
     def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
         """Returns the ids of a row behind its soft prompt."""
-        used = self.prompts[name].num_virtual_tokens
-        cap = None if self._room.limit is None else max(self._room.limit - used - self.max_new_tokens, 1)
-        return self._room.ids(prompt, name if self.fills_template else None, cap=cap)
+        is_filled = self.fills_template and isinstance(prompt, str)  # and cut, to the length of training
+        used = self.prompts[name].num_virtual_tokens + (0 if is_filled else self.max_new_tokens)
+        cap = None if self._room.limit is None else max(self._room.limit - used, 1)
+        return self._room.ids(prompt, name if is_filled else None, cap=cap)
 
 
 class _PromptRunner:

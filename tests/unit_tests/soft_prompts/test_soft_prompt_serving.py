@@ -244,6 +244,17 @@ def test_a_long_text_is_cut_as_in_training(tmp_path: Path) -> None:
     assert len(ids) > room
 
 
+@pytest.mark.parametrize(("task", "num_tokens"), [(WRITES, 6), (replace(LABELS, max_input_tokens=45), 1)])
+def test_a_filled_template_is_read_whole_where_the_context_has_room_for_it(task: PromptTask, num_tokens: int) -> None:
+    """Training reads as many tokens behind the prompt; no room that an answer may not need takes them away."""
+    text, served = "the sea is blue and wide, a lake is blue " * 9, prompt("llama", "soft_prompt", task=task)
+    small = HuggingFaceBackend(tiny_tuning.llama(context=48), tokenizer(), max_prompt_tokens=24, max_new_tokens=8)
+    wide = SoftPromptBackend(base(), served, max_new_tokens=8).generate([text])
+    steps = list(SoftPromptBackend(small, served).generate([text]))
+    assert len(steps) == num_tokens
+    assert [tokens.tolist() for tokens, _ in steps] == [next(wide)[0].tolist() for _ in steps]
+
+
 def test_texts_are_plain_text_and_the_context_is_kept() -> None:
     small = tiny_tuning.llama(context=48)
     served = SoftPromptBackend(
