@@ -39,7 +39,7 @@ from typing_extensions import override
 from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._construction import HidesInput, tells_how_to_build
 from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel, cut_at_stop
 from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
@@ -341,12 +341,6 @@ class _TextInProgress:
 
         best = np.argsort(-shares, kind="stable")[: self._wish.top_logprobs]
         return {**shown(token), "top_logprobs": [shown(int(one)) for one in best if shares[one] > 0]}
-
-
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns what stands before the first stop string."""
-    places = [place for word in stop if (place := text.find(word)) >= 0]
-    return text[: min(places)] if places else text
 
 
 def _num_undecided(text: str, stop: Sequence[str]) -> int:

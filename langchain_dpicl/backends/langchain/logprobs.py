@@ -33,6 +33,8 @@ from langchain_dpicl.backends.private_calls.call import (
 )
 from langchain_dpicl.backends.private_calls.public_calls import (
     ONE_HOT,
+    PROBE_CHOICES,
+    PROBE_PROMPT,
     TAKE_ANOTHER,
     VOTES,
     advice,
@@ -50,8 +52,6 @@ MOST_CHOICES = 255
 """Choices of one question, by the documentation of the API."""
 
 _QUESTION = "label"
-_PROBE_PROMPT = "Snow is white. Coal is black.\nColour of snow:"
-_PROBE_CHOICES = ("black", "white")
 _ADVICE = (
     "It takes an endpoint that answers POST /decisions with a probability for every choice: check base_url and the "
     "name of the model. Otherwise take a chat or completion model that reports logprobs, or the embedded model"
@@ -176,9 +176,9 @@ class DecisionsBackend(SilentEngine):
 
     def _probe(self) -> None:
         """Learns with public text whether every choice gets a probability."""
-        reply = self._calls.probe(self._request(OpaqueValue(_PROBE_PROMPT), _PROBE_CHOICES, explain="text"))
+        reply = self._calls.probe(self._request(OpaqueValue(PROBE_PROMPT), PROBE_CHOICES, explain="text"))
         answer = probe_answer_or_raise(self.name, reply, asked="the probabilities of choices", advice=_ADVICE)
-        row = choice_row(answer.reveal().decision, _PROBE_CHOICES)
+        row = choice_row(answer.reveal().decision, PROBE_CHOICES)
         if not np.isfinite(row).all():
             raise CapabilityError(
                 f"{self.name} answered a public probe without a probability for every choice. {_ADVICE}"

@@ -27,7 +27,12 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
+from langchain_dpicl.backends.private_calls.public_calls import (
+    PROBE_CHOICES,
+    PROBE_PROMPT,
+    answer_or_raise,
+    probe_answer_or_raise,
+)
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 _MOST_CHARACTERS = 4096
@@ -289,8 +294,6 @@ INSTRUCTIONS = "Complete the text below with exactly one of these labels, and wr
 """Default text before the list of choices."""
 
 _MORE_THAN_A_LABEL = 16  # quotes, a full stop, "The answer is: "
-_PROBE_PROMPT = "Snow is white. Coal is black.\nColour of snow:"
-_PROBE_CHOICES = ("black", "white")
 _REJECTED = (
     "Its own options go into TextVoteBackend(llm, options={...}), where None leaves out one of ours (such as "
     "max_tokens); or take another model"
@@ -472,7 +475,7 @@ class TextVoteBackend(TextEngine):
             )
 
     def _ask_probe(self) -> Reply:
-        return self._calls.probe(self._requests([OpaqueValue(_PROBE_PROMPT)], _PROBE_CHOICES, explain="text")[0])
+        return self._calls.probe(self._requests([OpaqueValue(PROBE_PROMPT)], PROBE_CHOICES, explain="text")[0])
 
 
 def _place(reply: Reply, names: ChoiceNames, *, other: int) -> int | None:

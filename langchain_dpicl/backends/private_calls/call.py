@@ -702,9 +702,11 @@ def silence(model: Any) -> SilentModel:
             "give them to its constructor"
         )
     refuse_open_models(inner)
-    ends = {name: getattr(inner, name, None) for name in STOPS if name in type(inner).model_fields}
-    no_ends = {name: [] if isinstance(value, list) else None for name, value in ends.items()}
-    quiet = inner.model_copy(update=quiet_settings(inner) | no_ends)
+    fields = type(inner).model_fields
+    quiet = inner.model_copy(update=quiet_settings(inner))
+    for name in STOPS:
+        if name in fields:
+            quiet = quiet.model_copy(update={name: [] if isinstance(getattr(quiet, name, None), list) else None})
     hush_clients(quiet)
     silent = SilentModel(quiet, bound)
     if trouble := silent.trouble():

@@ -10,6 +10,10 @@ from typing import NamedTuple
 from langchain_dpicl.backends.private_calls.call import ModelOutput, OpaqueValue, Reply
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 
+PROBE_PROMPT = "Snow is white. Coal is black.\nColour of snow:"
+PROBE_CHOICES = ("black", "white")
+"""What engines that choose are probed with."""
+
 TAKE_ANOTHER = (
     "Take one that reports them: an OpenAI-compatible server (llama.cpp, vLLM), an OpenAI model with logprobs, or the "
     "embedded model."
