@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -750,6 +751,8 @@ def reads_of(budget: Budget, share: Share) -> dict[str, Any]:
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
     """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set."""
     is_off = bool(os.environ.get("TQDM_DISABLE")) or None if progress is None else not progress
+    if sys.stderr is None:  # pythonw, a service
+        is_off = True
     return tqdm(total=total, unit=unit, desc=words, disable=is_off, leave=False)
 
 

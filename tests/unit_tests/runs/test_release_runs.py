@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,6 +147,13 @@ class TestLines(JournalContract):
         with suppress(asyncio.CancelledError):
             await task
         assert len(await made.arun(progress=False)) == NUM_LINES
+
+    @pytest.mark.parametrize("progress", [None, True])
+    def test_a_process_without_stderr_shows_no_bar(
+        self, budget: Budget, progress: bool | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "stderr", None)  # pythonw, a Windows service, some daemons
+        assert len(lines(budget, Calls()).run(progress=progress)) == NUM_LINES
 
     def test_a_config_that_is_none_is_refused(self, budget: Budget) -> None:
         with pytest.raises(ConfigurationError, match="config"):
