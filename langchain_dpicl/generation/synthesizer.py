@@ -649,10 +649,15 @@ class DraftRun(ReleaseRun[Item, Result]):
     ) -> tuple[Weight, ...]:
         """Returns the words, or pairs, that the one ticket of a label pays for; the ticket is `item.ticket`.
 
-        A ticket that burnt without a result left nothing, and there is no other. `how` is of `release_words`.
+        A ticket that this run, or the one of its checkpoint, lost left nothing, and there is no other; one that another
+        run used left words that are not here. `how` is of `release_words`.
         """
-        item.ticket = None
         if not self.share.remaining(template, label=label):
+            if item.ticket is None and (self._journal is None or self._journal.is_new):
+                msg = f"{self.component!r}: expected the ticket of its words, found it used by another run."
+                advice = "Go on with that run (`error.run`), or with its checkpoint; or take another component name."
+                raise PrivacyBudgetExceededError(f"{msg} {advice}", requested=1, remaining=0)
+            item.ticket = None
             return ()
         item.ticket = ticket = self.share.reserve(template, label=label)
         events.tickets += 1

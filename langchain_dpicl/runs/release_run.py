@@ -81,6 +81,7 @@ class RunJournal:
 
     Attributes:
       entries: what the file holds, and what was appended since.
+      is_new: whether the file held nothing: no run with this checkpoint has burnt a ticket.
 
     Raises:
       ConfigurationError: no file can be written there, or it is not a journal of this run.
@@ -95,6 +96,7 @@ class RunJournal:
         self._head = {"format": FORMAT, "version": VERSION, **terms}
         lines, self._size, torn = _read(self._path)
         self.entries = [entry for entry, _ in lines[1:]]
+        self.is_new = not lines
         self._pending = b""
         self._arrays: dict[Path, bytes] = {}
         self._torn = torn if lines else b""  # without a first line it may be a file of something else

@@ -15,7 +15,13 @@ from langchain_dpicl import Budget, DPFewShotPromptTemplate, PrivateExamples, ve
 from langchain_dpicl.audit.suite import _checks, check_price, check_tickets, games_of
 from langchain_dpicl.audit.targets import Subject
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, RunInterruptedError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+    RunInterruptedError,
+)
 from langchain_dpicl.generation import plan as planning
 from langchain_dpicl.generation import synthesizer as rooms
 from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS
@@ -349,6 +355,21 @@ class TestWhatIsKept:
         assert "velda" not in released.examples[0]["text"]
         assert released.verify().ok
         assert places.start().words == again.words
+
+    def test_the_same_call_after_an_interruption_writes_no_texts_without_the_words_that_were_paid_for(self) -> None:
+        budget, private, asked = house(), PrivateExamples([SAID["a"]] * 400, public_size=400), {"component": "shots"}
+        failing = api(fail_public_call=1)
+        with pytest.raises(RunInterruptedError) as caught:
+            maker(budget, private, llm=failing, **asked).run(progress=False)
+        with pytest.raises(PrivacyBudgetExceededError, match=r"'shots': expected .*words.*error\.run"):
+            maker(budget, private, **asked).run(progress=False)
+        assert caught.value.run.run(progress=False).examples[0]["text"] == "velda kilnor"
+
+    def test_a_checkpoint_that_was_lost_writes_no_texts_without_the_words_that_were_paid_for(self, places: Any) -> None:
+        next(places.start().stream(progress=False))
+        places.kept.rename(places.kept.with_name("moved.jsonl"))
+        with pytest.raises(PrivacyBudgetExceededError, match=r"'texts': expected .*words.*checkpoint"):
+            places.start().run(progress=False)
 
     def test_a_stop_while_units_cast_carries_no_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def stop(*_: Any, **__: Any) -> Any:
