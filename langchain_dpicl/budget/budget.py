@@ -596,10 +596,17 @@ class Budget(LedgerBudget):
 
     def report(self) -> PrivacyReport:
         """Returns the report of all shares, from public values only; `verify_report` recomputes it."""
+        return self._report_at(self._desk.refresh)
+
+    def _last_report(self) -> PrivacyReport:
+        """Returns `report` as of what this process read last: in an outage, for what is paid for."""
+        return self._report_at(self._desk.last_read)
+
+    def _report_at(self, read: Callable[[], LedgerState]) -> PrivacyReport:
         from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
 
         with self._desk.lock:
-            state = self._desk.refresh()
+            state = read()
             sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
             pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
             wrappers = sorted({*state.allowed_wrappers, *allowed_wrappers()})

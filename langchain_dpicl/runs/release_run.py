@@ -41,7 +41,13 @@ from langchain_dpicl.backends.sync_async import (
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import RunEvents, check_config, resolve_budget
 from langchain_dpicl.distributed import RemoteExecution, iterate_in_threads, tickets_missing
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, RunInterruptedError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerUnavailableError,
+    ModelCallError,
+    RunInterruptedError,
+)
 from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import fail
@@ -722,8 +728,14 @@ def attempt(walk: EffectGenerator[T]) -> EffectGenerator[tuple[T | None, str]]:
 
 
 def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> dict[str, Any]:
-    """Returns the public privacy report of a share's release; `shown` stands before the budget's own report."""
-    inner = budget.report().to_dict()
+    """Returns the public privacy report of a share's release; `shown` stands before the budget's own report.
+
+    In an outage it is of the ledger as this process read it last: what is paid for must not be lost.
+    """
+    try:
+        inner = budget.report().to_dict()
+    except LedgerUnavailableError:
+        inner = budget._last_report().to_dict()  # noqa: SLF001  others get a report that is read anew
     return {
         "format": RELEASE_FORMAT,
         "private": True,

@@ -111,6 +111,17 @@ class ReleaseRunContract:
         assert made.report["component"] == "mine"
         assert made.report["ledger_id"] == budget.ledger_id
 
+    def test_a_ledger_that_cannot_be_read_afterwards_keeps_no_result_back(
+        self, budget: Budget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = self.build(budget, Calls())
+        result = made.run(progress=False)
+        for name in ("head", "records"):
+            monkeypatch.setattr(type(budget._store), name, lambda *_, **__: raises(LedgerUnavailableError("gone"))())
+        with pytest.raises(LedgerUnavailableError, match="gone"):
+            budget.report()
+        assert made.result == result
+
     @BOTH
     def test_what_is_streamed_is_the_result(self, budget: Budget, awaited: bool) -> None:
         made = self.build(budget, Calls())

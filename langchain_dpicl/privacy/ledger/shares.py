@@ -191,7 +191,9 @@ class Holding(Uncopyable):
         return bool(self._standing.refusal)
 
     def _terms(self) -> ShareTerms | None:
-        sealed = self._desk.refresh().shares.get(self.component)
+        # Sealed terms never change: the ledger is not read again for them, so they are known in an outage.
+        known = self._desk.last_read().shares.get(self.component)
+        sealed = self._desk.refresh().shares.get(self.component) if known is None else known
         return sealed.terms if sealed is not None else self._standing.terms
 
     def _left(self, slot: Slot, blocks: Blocks | None = None) -> float:

@@ -271,6 +271,10 @@ class LedgerWriter:
         self._flush(state, seq, head)
         return self._state
 
+    def last_read(self) -> LedgerState:
+        """Returns the state that `refresh` read last, without a look at the ledger."""
+        return self._visible[0]
+
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[LineAppender]:
         """Opens the ledger for this thread alone, with every line read.

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from langchain_dpicl.cli.inputs import read_toml, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import Call, json_line, release
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
+from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.query_plan import compare_queries, declared_design, plan_queries
+from langchain_dpicl.stores import SQLiteStore
 from tests.check_coverage import shares
 from tests.scripted_models import ScriptedChat
 
@@ -918,6 +920,27 @@ class TestAnInterruptedRun:
         assert generate(records, out) == 130
         assert f"saved in {out}" in capsys.readouterr().err
         assert len(ReleasedDemonstrations.load(out).examples) == 1
+
+    def test_an_outage_of_the_ledger_behind_the_last_ticket_costs_no_demonstration(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        streamed = DemonstrationSynthesizer.stream
+
+        def gone(*_: Any, **__: Any) -> None:
+            raise LedgerUnavailableError("the database went away")
+
+        def then_out(self: DemonstrationSynthesizer, **options: Any) -> Iterator[Any]:
+            yield from streamed(self, **options)
+            monkeypatch.setattr(SQLiteStore, "head", gone)
+
+        ledger, out = str(tmp_path / "ledger.db"), tmp_path / "out.json"
+        assert cli.main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-5"]) == 0
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", then_out)
+        assert generate(records, out, "--ledger", ledger, "--component", "mine") == 2
+        assert "the database went away" in capsys.readouterr().err
+        released = ReleasedDemonstrations.load(out)
+        assert len(released.examples) == 2
+        assert released.verify().ok
 
     def test_a_run_without_tickets_left_writes_nothing(self, records: Path, tmp_path: Path) -> None:
         ledger, out = str(tmp_path / "ledger.db"), tmp_path / "again.json"
