@@ -472,18 +472,22 @@ class Limits(Option):
       delta: at most 1/(10 * all declared units); 0: pure differential privacy, for exact counts.
       adjacency: the neighbouring relation; None: that of the ledger, or add_remove.
       ledger: an existing ledger: a SQLite file, or a postgresql:// address without a password (PGPASSWORD gives it).
+      anchor: second place that remembers the last line of the ledger: a file, or a postgresql:// address.
     """
 
     epsilon: Positive | None = None
     delta: Delta | None = None
     adjacency: Adjacency | None = None
     ledger: str | None = None
+    anchor: str | None = None
 
     def new(self) -> dict[str, Any]:
         """Returns the arguments of a new budget."""
         for name in ("epsilon", "delta"):
             if getattr(self, name) is None:
                 raise fail(f"budget.{name}", "a number", None, f"Give --{name}, or --ledger.")
+        if self.ledger is None and self.anchor is not None:
+            raise ConfigurationError("--anchor: expected none without --ledger, found one.")
         return {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency or "add_remove"}
 
 
@@ -773,6 +777,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "delta": ("budget.delta", "at most 1/(10 * all declared units)"),
     "adjacency": ("budget.adjacency", "add_remove (default) or replace_one"),
     "ledger": ("budget.ledger", "existing ledger that pays: SQLite file or postgresql://"),
+    "anchor": ("budget.anchor", "file or postgresql:// that remembers the ledger's last line"),
     "model": ("model.name", "embedded, a model's folder, provider:model, module:name"),
     "embeddings": ("model.embeddings", "provider:model or module:name; they see the records"),
     "instruction": ("instruction", "public description of the task"),
@@ -796,7 +801,7 @@ _METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("dataset_id", "component", "model", "embeddings"), "NAME"),
     "epsilon": "E",
     "delta": "D",
-    "ledger": "WHERE",
+    **dict.fromkeys(("ledger", "anchor"), "WHERE"),
     "label": "LABEL",
     "part": "HALF",
     "instruction": "TEXT",

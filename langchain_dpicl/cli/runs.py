@@ -342,8 +342,9 @@ def executor_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, 
     told = settings.to_dict()
     told["data"]["file"] = str(records_of(settings).resolve())
     ledger = settings.budget.ledger
-    if ledger is not None and "://" not in ledger:
-        told["budget"]["ledger"] = str(Path(ledger).resolve())
+    for name, place in (("ledger", ledger), ("anchor", settings.budget.anchor)):
+        if place is not None and "://" not in place:
+            told["budget"][name] = str(Path(place).resolve())
     size = max(4096, len(settings.data.labels or ()) * settings.get("shots_per_label", 1))
     if ledger is not None:
         _memo(told["budget"]["ledger"], size, may_make=True)

@@ -45,7 +45,7 @@ _TWICE = "Without --ledger each run has a budget of its own: two runs on the sam
 RELEASED = "What is printed and saved is released under the budget.\n\n"
 _LABELLED = ("label_key", "label", "public_size")
 _BUDGET = ("epsilon", "delta", "ledger", "component")
-_RARE = ("text_key", "dataset_id", "adjacency")
+_RARE = ("anchor", "text_key", "dataset_id", "adjacency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def check_target(arguments: argparse.Namespace, settings: Settings, *, is_added_
 def other_files(arguments: argparse.Namespace, settings: Settings) -> list[str | Path]:
     """Returns the files that a command reads or keeps, which its --out must not be."""
     paths = [path for name, path in vars(arguments).items() if isinstance(path, Path) and name != "out"]
-    kept = (settings.budget.ledger, settings.get("checkpoint"), settings.guess.rehearsal)
+    kept = (settings.budget.ledger, settings.budget.anchor, settings.get("checkpoint"), settings.guess.rehearsal)
     memo = getattr(settings.get("serving"), "memo", None)
     named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
     return [records_of(settings), *paths, *named]
@@ -208,7 +208,7 @@ def budget_of(settings: Settings) -> PrivacyBudgetCallbackHandler:
     limits = settings.budget
     if limits.ledger is None:
         return PrivacyBudgetCallbackHandler(**limits.new())
-    budget = PrivacyBudgetCallbackHandler.open(limits.ledger)
+    budget = PrivacyBudgetCallbackHandler.open(limits.ledger, anchor=limits.anchor)
     if limits.adjacency not in {None, budget.adjacency}:
         msg = f"budget.adjacency: expected {budget.adjacency}, as of the ledger, found {limits.adjacency}."
         raise ConfigurationError(msg)

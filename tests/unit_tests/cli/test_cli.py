@@ -778,7 +778,7 @@ class TestFormatsOfRecords:
 
 class TestTheTargetFile:
     @pytest.mark.usefixtures("nothing_is_spent")
-    @pytest.mark.parametrize("key", ["checkpoint", "budget.ledger", "guess.rehearsal"])
+    @pytest.mark.parametrize("key", ["checkpoint", "budget.ledger", "budget.anchor", "guess.rehearsal"])
     def test_is_compared_with_a_path_that_no_file_has(
         self, key: str, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -841,6 +841,30 @@ class TestTheTargetFile:
         released = ReleasedDemonstrations.from_json(captured.out)
         assert len(released.examples) == 2
         assert released.epsilon <= 3.0
+
+
+class TestTheAnchorOption:
+    def test_an_older_copy_of_the_ledger_is_refused(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["ledger", "create", "l.db", "--epsilon", "8", "--delta", "1e-4", "--anchor", "anchor.json"]) == 0
+        assert main(["ledger", "backup", "l.db", "older.db"]) == 0
+        flag, key, named = ("--anchor", "anchor.json"), ("--set", "budget.anchor=anchor.json"), ("--component", "mine")
+        assert generate(records, "out.json", "--ledger", "l.db", *flag, *named, "--quiet") == 0
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
+        assert generate(records, "two.json", "--ledger", "l.db", *flag, "--component", "other", "--dry-run") == 0
+        for anchored in (flag, key, (*flag, "--dry-run")):
+            assert generate(records, "two.json", "--ledger", "older.db", *anchored, *named) == 2
+            assert "older copy" in capsys.readouterr().err
+        assert not Path("two.json").exists()
+
+    @pytest.mark.parametrize("more", [(), ("--dry-run",)])
+    def test_is_for_a_ledger(
+        self, more: tuple[str, ...], records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert generate(records, tmp_path / "out.json", "--anchor", str(tmp_path / "anchor.json"), *more) == 2
+        assert "--anchor: expected none without --ledger" in capsys.readouterr().err
 
 
 class TestTheModelOption:

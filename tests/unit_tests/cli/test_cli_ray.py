@@ -84,11 +84,15 @@ class TestARunWithWorkers:
         assert RECORD not in capsys.readouterr().out
 
     def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
-        assert main(command("--ray", "head:6379", "--ledger", "ledger.db", "--quiet")) == 0
+        limits: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
+        PrivacyBudgetCallbackHandler.create("anchored.db", anchor="anchor.json", **limits).budget.close()
+        places = ("--ledger", "anchored.db", "--anchor", "anchor.json")
+        assert main(command("--ray", "head:6379", *places, "--quiet")) == 0
         options = crews[0].setup.options
         assert crews[0].address == "head:6379"
         assert options["settings"]["data"]["file"] == str(folder / "records.jsonl")
-        assert options["settings"]["budget"]["ledger"] == str(folder / "ledger.db")
+        assert options["settings"]["budget"]["ledger"] == str(folder / "anchored.db")
+        assert options["settings"]["budget"]["anchor"] == str(folder / "anchor.json")
         assert RECORD not in json.dumps(options)
 
     def test_whose_worker_burnt_a_ticket_saves_the_rest(
