@@ -1063,7 +1063,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if isinstance(item, PartialText):
             is_written = self._is_written(item)
             names = self._names()
-            return [self._text(item).document(release_id(names, ()), blocks_of(names))] if is_written else []
+            return [self._text(item).document(release_id(names, self.topics), blocks_of(names))] if is_written else []
         return [each for each in self._value().documents if "kind" in each.metadata] if self.words else []
 
     def _steps_left(self) -> int:

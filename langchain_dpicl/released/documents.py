@@ -126,7 +126,7 @@ class SyntheticDocuments(Released):
     @property
     def release_id(self) -> str:
         """Public name of this release, of 12 hexadecimal digits; ids of documents contain it."""
-        return release_id(self.report, ())
+        return release_id(self.report, self.topics)
 
     @property
     def documents(self) -> list[Document]:
@@ -155,7 +155,8 @@ class SyntheticDocuments(Released):
     def without(self, words: Iterable[str]) -> SyntheticDocuments:
         """Returns what is left without some released words, the pairs that hold them and topics of their name.
 
-        Texts stay as they are, but those of a topic that is left out; free post-processing.
+        Texts stay as they are, but those of a topic that is left out; free post-processing. Where a topic is left out,
+        the release and all documents have other ids: put them into a new store.
 
         Args:
           words: to take out, compared as they were counted: without case. An entry stands for each of its words.

@@ -624,15 +624,12 @@ class TestTheReleasedStore:
             asyncio.run(released().ato_vector_store(store))
         assert len(store.store) == 3
 
-    def test_is_named_by_what_it_is_of(self) -> None:
+    def test_is_named_by_what_it_is_of_and_by_its_topics(self) -> None:
+        found = released()
         named = {"ledger_id": "a", "component": "store", "dataset_id": "notes"}
         others = [{**named, name: "another"} for name in named]
-        assert len({release_id(told, ()) for told in (named, *others)}) == 4
-
-    def test_keeps_its_documents_names_without_a_topic(self) -> None:
-        store = released().to_vector_store()
-        released().without(["card"]).to_vector_store(store)
-        assert len(store.store) == 3  # type: ignore[attr-defined]
+        assert len({release_id(told, found.topics) for told in (named, *others)}) == 4
+        assert release_id(named, found.topics) != release_id(named, (("card", 301), ("transfer", 200)))
 
     def test_has_a_stock_retriever(self) -> None:
         retriever = released().as_retriever(search_kwargs={"k": 1})
