@@ -33,7 +33,7 @@ from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, check_silent
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
@@ -234,8 +234,7 @@ class PrivateDoor:
             process, as that takes a whole private batch.
           is_same: whether the engine itself gave them, with the same limits.
         """
-        look: Callable[[], None] = getattr(self._engine, "check_silent", lambda: None)
-        look()
+        check_silent(self._engine)
         if answers and os.getpid() in self._opened:
             return
         text: str = yield self._ask(prompt)

@@ -337,6 +337,8 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         public = self.rows.public_row(render(()))
         if self.public_first or not self.rows.asks_beside(calls_at_once(config) or concurrency_limit()):
             yield public
+        else:
+            self.rows.check_silent()
         return render, public
 
     @override

@@ -586,6 +586,15 @@ def start_calls(engine: object) -> None:
             start()
 
 
+def check_silent(engine: object) -> None:
+    """Raises UnsilencableModelError where an engine knows that others would hear a private call made now.
+
+    It makes no call. Ask it before a ticket burns where no public call, which would be refused too, goes first.
+    """
+    look: Callable[[], None] = getattr(engine, "check_silent", lambda: None)
+    look()
+
+
 @dataclass(slots=True)
 class Outage:
     """Whether the last public call of a component failed; its public prompts go first until one succeeds."""

@@ -23,6 +23,7 @@ from langchain_dpicl.backends.sync_async import (
     PublicAnswer,
     TopTokenRequest,
     calls_at_once,
+    check_silent,
     concurrency_limit,
 )
 from langchain_dpicl.exceptions import CapabilityError
@@ -551,8 +552,11 @@ def write_draft(
             # The first domain is computed before the block opens: a failing public model must not burn a ticket.
             # A fused engine computes the public row inside the block, with the private ones, and so do calls beside
             # them: they had an answer before.
-            is_later = script.is_fused or script.asks_beside(seen)
-            domain = None if is_later else (yield from writer.domain(None))
+            domain = None
+            if script.is_fused or script.asks_beside(seen):
+                check_silent(script.backend)
+            else:
+                domain = yield from writer.domain(None)
             if writer.has_ended():  # nothing that the grammar allows is a candidate
                 break
             with opener(draft, length, ticket, name, known) as block:

@@ -35,7 +35,14 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     kind_and_doors,
     refuse_open_models,
 )
-from langchain_dpicl.backends.sync_async import CallLimit, FairSemaphore, call_limit, call_stop, concurrency_limit
+from langchain_dpicl.backends.sync_async import (
+    CallLimit,
+    FairSemaphore,
+    call_limit,
+    call_stop,
+    check_silent,
+    concurrency_limit,
+)
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, UnsilencableModelError
 
 CAP, HEAT = "max_tokens", "temperature"
@@ -460,8 +467,7 @@ class SilentModel:
 
     def check_engine(self) -> None:
         """Raises UnsilencableModelError where a hook of others would see a prompt in the model's local engine."""
-        check: Callable[[], None] = getattr(getattr(self._model, "backend", None), "check_silent", lambda: None)
-        check()
+        check_silent(getattr(self._model, "backend", None))
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from langchain_dpicl.backends.sync_async import (
     TopTokenRequest,
     apublic_call,
     calls_at_once,
+    check_silent,
     concurrency_limit,
     public_call,
     start_calls,
@@ -620,6 +621,10 @@ class LabelRows:
         """
         most = self._scorer.calls_at_once
         return min(most, limit or most) >= LEAST_BESIDE and not self._outage.is_on
+
+    def check_silent(self) -> None:
+        """Raises UnsilencableModelError where others would hear the private rows; makes no call."""
+        check_silent(self._engine)
 
     def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.

@@ -16,7 +16,12 @@ from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows.rows import Together, advance_together
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, Outage, run_async, run_sync
-from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetExceededError, RunInterruptedError
+from langchain_dpicl.exceptions import (
+    ModelCallError,
+    PrivacyBudgetExceededError,
+    RunInterruptedError,
+    UnsilencableModelError,
+)
 from langchain_dpicl.generation.plan import template_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LocalExecutor
@@ -206,6 +211,24 @@ def test_an_outage_costs_each_text_in_flight_one_ticket_and_the_run_goes_on(is_a
     llm.on_public = None
     released = run(maker, is_async=is_async)
     assert [example["text"] for example in released.examples] == ["my card was", "my transfer is"]
+
+
+@DRIVERS
+def test_an_instrumentor_that_comes_during_a_text_costs_no_ticket(is_async: bool) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+
+    def look() -> None:
+        if llm.log.count(("private", "ended")) >= 2 * 2:  # two tokens of each text
+            raise UnsilencableModelError("an instrumentor would see the prompts")
+
+    llm.check_silent = look  # type: ignore[attr-defined]
+    with pytest.raises(UnsilencableModelError):
+        run(maker, is_async=is_async)
+    assert spent(maker) == 2 * 2
+    del llm.check_silent  # type: ignore[attr-defined]
+    released = run(maker, is_async=is_async)
+    assert [example["text"] for example in released.examples] == ["my card was declined", "my transfer is late"]
 
 
 @DRIVERS

@@ -18,7 +18,7 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import AskBeside, Effect, Outage, PublicAnswer
-from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
 from tests.contracts.front_room import CANARY
 from tests.unit_tests.backends.rows.test_label_rows import private_things
 from tests.unit_tests.voting.test_voting import LABELS, house, voter
@@ -161,6 +161,23 @@ def test_with_public_first_an_outage_is_free(is_async: bool) -> None:
         with pytest.raises(ModelCallError):
             ask(runnable, is_async=is_async)
     assert left(runnable) == 9
+
+
+@DRIVERS
+def test_an_instrumentor_that_comes_later_costs_nothing(is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Chat()
+    runnable = made(chat)
+    assert ask(runnable, is_async=is_async) == "card"
+    recorder: dict[str, Any] = {"__name__": "opentelemetry.instrumentation.later"}
+    exec("def wrapped(call): return lambda *given, **options: call(*given, **options)", recorder)  # noqa: S102  a package
+    for door in ("_generate", "_agenerate"):
+        monkeypatch.setattr(Chat, door, recorder["wrapped"](getattr(Chat, door)))
+    chat.log.clear()
+    for _ in range(2):
+        with pytest.raises(UnsilencableModelError):
+            ask(runnable, is_async=is_async)
+    assert chat.log == []
+    assert left(runnable) == 8
 
 
 @DRIVERS

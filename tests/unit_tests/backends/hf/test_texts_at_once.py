@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, Rows  # noqa: E402
-from langchain_dpicl.exceptions import ConfigurationError  # noqa: E402
+from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError  # noqa: E402
 from langchain_dpicl.options import LocalExecutor, LogitNoise  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
@@ -206,6 +206,20 @@ class TestDemonstrations:
         one = self.synthesizer(backend, shots_per_label=3, executor=LocalExecutor(max_concurrency=1))
         assert len(one.run(progress=False).examples) == 3
         assert watched.shapes[-1][0] == 6
+
+    def test_a_hook_that_comes_later_burns_no_ticket(self):
+        model = tiny_hf.llama()
+        watched = doubles.Watched(model)
+        maker = self.synthesizer(engine(model), shots_per_label=2)
+        foreign = {"__name__": "recorder"}
+        exec("def watch(module, args, output): pass", foreign)  # noqa: S102  a function of another package
+        handle = model.register_forward_hook(foreign["watch"])
+        with pytest.raises(UnsilencableModelError):
+            maker.run(progress=False)
+        handle.remove()
+        watched.shapes.clear()
+        assert len(maker.run(progress=False).examples) == 2
+        assert watched.shapes[-1][0] == 12  # both are written: a text without a ticket stays empty
 
     @pytest.mark.asyncio
     async def test_so_they_do_when_awaited(self):
