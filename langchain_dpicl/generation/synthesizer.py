@@ -190,7 +190,7 @@ class _Blocks:
     def reserve_one(
         self, draft: PartialText, length: int, name: str, known: dict[str, str], *, paid: Any
     ) -> Iterator[tuple[ReleaseBlock, Reservation]]:
-        """Reserves one ticket for one block, so that a killed process loses at most one; `paid.tickets` counts it."""
+        """Reserves one ticket for one block: of those that burnt, a kill costs it alone. `paid.tickets` counts it."""
         template = template_name(self.script.segments[draft.segment].name, length)
         ticket = self.share.reserve(template, label=draft.label)
         paid.tickets += 1
@@ -474,7 +474,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
 
     def _groups(self, at_once: int | None) -> Iterator[list[Any]]:
-        """Yields groups of texts that are written at the same time; on a local engine one by one."""
+        """Yields groups of texts that are written at the same time."""
         items = self._open_items()
         for item in items:
             more = self._texts_at_once(at_once) - 1 if isinstance(item, PartialText) else 0
@@ -485,12 +485,13 @@ class DraftRun(ReleaseRun[Item, Result]):
 
         On a local engine, as many as share a batch: their number of rows is public where they have places.
         """
+        if self._journal is not None:  # a killed process may lose the ticket of one block, and so of one text
+            return 1
         backend, plan = self._script.backend, self._blocks.plan
         if self._script.is_fused and isinstance(backend, GroupBackend) and plan.release.row_shape == "slots":
             return max(1, min(backend.rows_at_once // (plan.design.num_slots + 1), limit or sys.maxsize))
-        most = min(calls_at_once(self._script.backend), limit or sys.maxsize)
-        # With a journal a killed process may lose the ticket of one block, and so of one text.
-        if most < LEAST_BESIDE or self._journal is not None:
+        most = min(calls_at_once(backend), limit or sys.maxsize)
+        if most < LEAST_BESIDE:
             return 1
         cost = self._blocks.plan.cost()
         calls = (cost.private_calls + cost.public_calls) / max(1, cost.public_calls)
@@ -783,8 +784,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
             before its texts, which may then hold them.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           checkpoint: file that stores words and the tokens of every block before their tickets are committed. If it
-            exists, the run continues from it, also in another process, with the same durable ledger; a kill costs one
-            block at most.
+            exists, the run continues from it, also in another process, with the same durable ledger. Texts are then
+            written one by one, on a local model too. A kill costs one block at most, and tickets that the process held
+            for later ones; `most_held=1` of the budget switches that off.
           executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
             and ledger connection; demonstrations that they released under this `component` are reused. None or a
             `LocalExecutor`: this process.

@@ -207,6 +207,13 @@ class TestDemonstrations:
         assert len(one.run(progress=False).examples) == 3
         assert watched.shapes[-1][0] == 6
 
+    def test_with_a_checkpoint_one_text_is_under_way_at_a_time(self, tmp_path):
+        model = tiny_hf.llama()
+        watched = doubles.Watched(model)
+        maker = self.synthesizer(engine(model), shots_per_label=2, checkpoint=tmp_path / "run.jsonl")
+        assert len(maker.run(progress=False).examples) == 2
+        assert watched.shapes[-1][0] == 6
+
     def test_a_hook_that_comes_later_burns_no_ticket(self):
         model = tiny_hf.llama()
         watched = doubles.Watched(model)
