@@ -23,7 +23,7 @@ from langchain_dpicl._construction import awaitable
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.resolve import as_embeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
-from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator, check_silent, run_async, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
@@ -600,6 +600,7 @@ class RetrievalRunnable(QueryRunnable[ResultT]):
           config: config of the run, whose callbacks receive the charge.
 
         Raises:
+          UnsilencableModelError: others would see the documents; nothing was charged.
           PrivacyBudgetError: as of a query.
           LedgerError: as of a query.
         """
@@ -616,6 +617,7 @@ class RetrievalRunnable(QueryRunnable[ResultT]):
             await run_async(self._warm(partial(self._pay, events)), is_slow=self._is_slow)
 
     def _warm(self, pay: TicketCharge) -> EffectGenerator[None]:
+        check_silent(self.filter.texts.embeddings)
         self._open(pay)
         yield from self.filter.participants.warm()
 

@@ -19,6 +19,7 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
+    SilentEngine,
     SilentModel,
     private_settings,
 )
@@ -42,7 +43,7 @@ _SPARSE = 8
 _PROGRESS = ("show_progress_bar", "show_progress")
 
 
-class SilentEmbeddings:
+class SilentEmbeddings(SilentEngine):
     """LangChain embeddings, called silently, one row per text.
 
     Formal guarantees:
@@ -91,11 +92,6 @@ class SilentEmbeddings:
         return f"SilentEmbeddings({self.name!r}, dimension={self._dimension})"
 
     @property
-    def name(self) -> str:
-        """Public name of the model, for reports."""
-        return self._model.name
-
-    @property
     def dimension(self) -> int:
         """How many numbers a row has, as the probe saw it."""
         return self._dimension
@@ -104,10 +100,6 @@ class SilentEmbeddings:
     def is_sparse(self) -> bool:
         """Whether the probe's row has numbers other than 0, one in eight at most; public: nothing private decides."""
         return self._is_sparse
-
-    def start_calls(self) -> None:
-        """Starts the threads of blocking calls; see `CallPool.start`."""
-        self._calls.start()
 
     def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
         """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""

@@ -324,6 +324,9 @@ class ProcessEmbeddings(ProcessEngine, SilentEmbeddings):
     def start_calls(self) -> None:
         """Does nothing: the calls have threads in their own process."""
 
+    def check_silent(self) -> None:
+        """Does nothing: what hears the calls is looked for in their own process."""
+
     def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
         """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""
         return run_sync(self._embedded(texts))

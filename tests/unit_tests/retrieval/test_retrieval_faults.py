@@ -31,6 +31,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
+    UnsilencableModelError,
 )
 from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
@@ -430,6 +431,22 @@ def test_warming_up_pays_and_embeds_and_debits_nobody(is_async: bool) -> None:
     assert made.share.remaining("query") == made.plan.max_queries
     assert votes(made.invoke("cough")) == {"yes": 3, "no": 0}
     assert sum(count for text, count in embeddings.seen.items() if CANARY in text) == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_warming_up_pays_nothing_where_an_instrumentor_would_hear_the_documents(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embeddings = TopicEmbeddings()
+    made = voter(examples(*COUGHS), retrieval=NEAR.replace(embeddings=embeddings))
+    embeddings.seen.clear()
+    recorder: dict[str, Any] = {"__name__": "opentelemetry.instrumentation.later"}
+    exec("def wrapped(call): return lambda *given: call(*given)", recorder)  # noqa: S102  a function of another package
+    monkeypatch.setattr(TopicEmbeddings, "embed_documents", recorder["wrapped"](TopicEmbeddings.embed_documents))
+    with pytest.raises(UnsilencableModelError):
+        asyncio.run(made.awarm_up()) if is_async else made.warm_up()
+    assert made.share.remaining(FILTER_TEMPLATE) == 1
+    assert not embeddings.seen
 
 
 def test_documents_are_not_compared_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
