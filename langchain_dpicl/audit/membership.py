@@ -15,7 +15,6 @@ from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 from numpy.typing import ArrayLike, NDArray
-from tqdm.auto import tqdm
 
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import Rows
@@ -38,6 +37,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, S
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.results import VotingResult
 from langchain_dpicl.runs.query_runnable import QueryRunnable
+from langchain_dpicl.runs.release_run import new_bar, tick
 from langchain_dpicl.serving import CONTENT_FREE
 from langchain_dpicl.tasks import FewShotTemplate, distinct_texts, texts_of
 
@@ -778,19 +778,15 @@ def membership_attack(
     if faults:
         raise RecordError(faults) if pool is None else ConfigurationError(faults)
     inside, outside = [], []
-    bar = tqdm(
-        range(check_int("num_prompts", num_prompts, low=1)),
-        desc=f"membership: {target.name}",
-        unit="prompt",
-        leave=False,
-        disable=None if progress is None else not progress,
-    )
-    for _ in bar:
-        scores, failure = _attempt(pool, target, shape, rng)
-        if failure is not None:
-            raise failure
-        inside.append(scores[: shape.num_members])
-        outside.append(scores[shape.num_members :])
+    check_int("num_prompts", num_prompts, low=1)
+    with new_bar(num_prompts, "prompt", f"membership: {target.name}", progress=progress) as bar:
+        for _ in range(num_prompts):
+            scores, failure = _attempt(pool, target, shape, rng)
+            if failure is not None:
+                raise failure
+            inside.append(scores[: shape.num_members])
+            outside.append(scores[shape.num_members :])
+            tick(bar)
     return MembershipResult(
         name=target.name,
         reads=target.reads,

@@ -763,11 +763,12 @@ def reads_of(budget: Budget, share: Share) -> dict[str, Any]:
 
 
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
-    """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set."""
+    """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set.
+
+    A process without stderr, such as a service of Windows, shows none.
+    """
     is_off = bool(os.environ.get("TQDM_DISABLE")) or None if progress is None else not progress
-    if sys.stderr is None:  # pythonw, a service
-        is_off = True
-    return tqdm(total=total, unit=unit, desc=words, disable=is_off, leave=False)
+    return tqdm(total=total, unit=unit, desc=words, disable=sys.stderr is None or is_off, leave=False)
 
 
 def tick(bar: Any) -> None:

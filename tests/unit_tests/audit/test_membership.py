@@ -340,6 +340,11 @@ class TestFailures:
             attacked(Target("stopped", LABELS, "nothing", build))
 
 
+def test_a_process_without_stderr_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    attacked(Remembering().target(), progress=None)
+
+
 def test_a_bar_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     attacked(Remembering().target(), progress=True)
     assert "membership: remembering" in capsys.readouterr().err

@@ -129,6 +129,13 @@ class TestLines(JournalContract):
         made.run(progress=False, config={"max_concurrency": 7})
         assert made.limits == [3, 7, 7, 7]
 
+    @pytest.mark.parametrize("progress", [None, True])
+    def test_a_process_without_stderr_shows_no_bar(
+        self, budget: Budget, monkeypatch: pytest.MonkeyPatch, progress: bool | None
+    ) -> None:
+        monkeypatch.setattr(sys, "stderr", None)  # as Python starts under pythonw, or with `2>&-`
+        assert len(lines(budget, Calls()).run(progress=progress)) == NUM_LINES
+
     def test_a_stream_that_is_left_makes_way_for_a_run(self, budget: Budget) -> None:
         made = lines(budget, Calls())
         stream = made.stream(progress=False)
@@ -147,13 +154,6 @@ class TestLines(JournalContract):
         with suppress(asyncio.CancelledError):
             await task
         assert len(await made.arun(progress=False)) == NUM_LINES
-
-    @pytest.mark.parametrize("progress", [None, True])
-    def test_a_process_without_stderr_shows_no_bar(
-        self, budget: Budget, progress: bool | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sys, "stderr", None)  # pythonw, a Windows service, some daemons
-        assert len(lines(budget, Calls()).run(progress=progress)) == NUM_LINES
 
     def test_a_config_that_is_none_is_refused(self, budget: Budget) -> None:
         with pytest.raises(ConfigurationError, match="config"):
