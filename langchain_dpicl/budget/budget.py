@@ -65,8 +65,8 @@ class TicketUse(NamedTuple):
     """The tickets of one component, of all its templates and labels together.
 
     Attributes:
-      left: can still be reserved here; of a standing share of a stream: where least is left, over all windows that are
-        not over.
+      left: can still be reserved here; of a share of a stream that is not over: where least is left, over all windows
+        that are not over.
       held: reserved, and neither committed nor given back: in use, held by another process, or left by one that ended.
       committed: used, with their result stored.
     """
@@ -325,10 +325,11 @@ def _slot_part(state: LedgerState, component: Component, slot: Slot) -> Fraction
 
 
 def _left(state: LedgerState, component: Component, slot: Slot) -> Amount:
-    """Returns what a slot has left; of a standing share: in the windows that are not over."""
-    # What a dated share has used never comes back: no later window is one of its own.
-    is_standing = component.extent is not None and component.extent[1] is None
-    return state.left(component.name, slot, _to_come(state.header) if is_standing else None)
+    """Returns what a slot has left; of a share of a stream that is not over: in the windows that are not over."""
+    windows, to_come = state.windows, _to_come(state.header)
+    # What a share has used whose windows are all over never comes back.
+    is_over = windows is None or component.extent is None or not windows.meet(component.extent, to_come)
+    return state.left(component.name, slot, None if is_over else to_come)
 
 
 def _to_come(header: LedgerHeader) -> Extent | None:

@@ -282,7 +282,8 @@ _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
 _BUSY_NAMES = (
     *("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer"),
-    *("NetworkError", "RemoteProtocolError"),  # of httpx, which some integrations do not wrap
+    # Of httpx and requests, which some integrations do not wrap.
+    *("NetworkError", "RemoteProtocolError", "ProxyError", "ChunkedEncodingError"),
 )
 
 
@@ -328,7 +329,7 @@ def _status(error: BaseException) -> int:
     response = getattr(error, "response", None)
     places = [(error, "status_code"), (response, "status_code"), (error, "code"), (error, "status")]
     found = [_boto(response).get("HTTPStatusCode"), *(getattr(owner, name, None) for owner, name in places)]
-    return next((int(status) for status in found if isinstance(status, int) and 100 <= status < 600), 0)
+    return next((int(status) for status in found if isinstance(status, int) and 400 <= status < 600), 0)
 
 
 def _boto(response: Any) -> Mapping[str, Any]:

@@ -88,6 +88,18 @@ def test_what_operators_see_counts_the_windows_that_are_not_over(clock: list[flo
     assert budget.use().tickets["weekly"].left == 0
 
 
+def test_a_dated_share_that_is_read_in_parts_has_left_what_its_windows_to_come_have(clock: list[float]) -> None:
+    budget = Budget(epsilon=4.0, delta=1e-6, per="30 days")
+    once = [Ticket("run", GaussianEvent(50.0), max_count=1)]
+    share = budget.declare("dated", tickets=once, epsilon=1.0, delta=1e-7, extent=(TODAY - 200, TODAY + 200))
+    share.reserve("run", blocks=(TODAY - 200, TODAY - 171))
+    assert budget.use().tickets["dated"].left == 1
+    share.reserve("run", blocks=(TODAY, TODAY))
+    assert budget.use().tickets["dated"].left == 0
+    clock[0] += 300 * DAY
+    assert budget.use().tickets["dated"].left == 0
+
+
 def test_the_command_line_counts_the_windows_that_are_not_over(
     clock: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -339,7 +339,7 @@ class TestWaiting:
         model = chat(raises={TICKET: error}, times={TICKET: 1})
         assert (await silence(model).aask(request(), retry=QUICK)).answer is not None
 
-    @pytest.mark.parametrize("name", ["ConnectError", "ReadError", "WriteError", "RemoteProtocolError", "ReadTimeout"])
+    @pytest.mark.parametrize("name", ["ConnectError", "ReadError", "RemoteProtocolError", "ReadTimeout", "ProxyError"])
     def test_a_connection_that_httpx_itself_lost_is_asked_for_again(self, name: str) -> None:
         """ChatOllama streams, and its client passes these on as they are."""
         model = chat(raises={TICKET: getattr(httpx, name)("lost")}, times={TICKET: 1})
@@ -363,6 +363,12 @@ class TestWaiting:
             error = type("ServiceError", (Exception,), places)("x")
             after = 3.0 if "response" in places else None
             assert classify_error(error, explain="") == ClassifiedError(fault, after)  # type: ignore[arg-type]
+
+    def test_a_number_that_is_no_status_of_a_failure_leaves_it_to_the_name(self) -> None:
+        """The number of the system's error, or the status of a reply that never ended."""
+        for places in ({"code": 111}, {"status": 200}):
+            error = type("ServerConnectionError", (Exception,), places)("x")
+            assert classify_error(error, explain="").fault == "busy"
 
     @pytest.mark.parametrize(
         "error", [StatusError("x", status_code=400), StatusError("x", status_code=422), ValueError("x")]
