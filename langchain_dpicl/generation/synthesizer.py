@@ -472,6 +472,7 @@ class DraftRun(ReleaseRun[Item, Result]):
                 self._deals = DisjointBatches(private, share, generation)
         self._drafts: dict[tuple[str | None, int], PartialText] = {}
         self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
+        self._tried: set[tuple[str, str | None]] = set()  # tickets of words that this run asked for
 
     def _groups(self, at_once: int | None) -> Iterator[list[Any]]:
         """Yields groups of texts that are written at the same time."""
@@ -654,12 +655,13 @@ class DraftRun(ReleaseRun[Item, Result]):
         run used left words that are not here. `how` is of `release_words`.
         """
         if not self.share.remaining(template, label=label):
-            if item.ticket is None and (self._journal is None or self._journal.is_new):
+            if (template, label) not in self._tried and (self._journal is None or self._journal.is_new):
                 msg = f"{self.component!r}: expected the ticket of its words, found it used by another run."
                 advice = "Go on with that run (`error.run`), or with its checkpoint; or take another component name."
                 raise PrivacyBudgetExceededError(f"{msg} {advice}", requested=1, remaining=0)
             item.ticket = None
             return ()
+        self._tried.add((template, label))  # first: the ticket may be charged though its answer is lost
         item.ticket = ticket = self.share.reserve(template, label=label)
         events.tickets += 1
         return release_words(self._private, ticket, **how)

@@ -55,7 +55,8 @@ class SoftPromptBackend:
       default: name of the prompt of rows that name none; None: the only prompt.
       fills_template: whether a text is put into the template; None: if the template has one text field. If False,
         texts are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
-      max_new_tokens: initial room for generated tokens; it grows.
+      max_new_tokens: initial room for generated tokens; it grows as far as the model's context and the longest text of
+        the batch allow.
 
     Raises:
       ConfigurationError: an unknown name, a prompt of another model, tokenizer or kind, or one that leaves no room for

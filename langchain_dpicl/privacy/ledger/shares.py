@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from langchain_dpicl._opaque import Uncopyable
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_int, fail, is_written, round_down
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.state import Slot, allowance
@@ -192,8 +192,13 @@ class Holding(Uncopyable):
 
     def _terms(self) -> ShareTerms | None:
         # Sealed terms never change: the ledger is not read again for them, so they are known in an outage.
-        known = self._desk.last_read().shares.get(self.component)
-        sealed = self._desk.refresh().shares.get(self.component) if known is None else known
+        sealed = self._desk.last_read().shares.get(self.component)
+        if sealed is None:
+            try:
+                sealed = self._desk.refresh().shares.get(self.component)
+            except LedgerUnavailableError:  # a worker that found other terms than these was refused
+                if self._standing.terms is None:
+                    raise
         return sealed.terms if sealed is not None else self._standing.terms
 
     def _left(self, slot: Slot, blocks: Blocks | None = None) -> float:

@@ -10,7 +10,10 @@ import pytest
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import LedgerUnavailableError
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.stores import SQLiteStore
 from tests.canary import RECORD
 from tests.crews import Crew
 
@@ -119,6 +122,25 @@ class TestARunWithWorkers:
         assert main(command(*given, "--quiet")) == 3
         assert "requested 1 more, remaining 0" in capsys.readouterr().err
         assert len(json.loads((folder / "out.json").read_text())["examples"]) == 3
+
+
+    def test_is_saved_where_the_ledger_is_out_at_its_end(
+        self, folder: Path, crews: list[Crew], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The workers sealed the share, and this process has not read that."""
+        written = DemonstrationSynthesizer.stream
+
+        def gone(*_: Any, **__: Any) -> Any:
+            raise LedgerUnavailableError("the database went away")
+
+        def then_out(self: Any, **options: Any) -> Any:
+            yield from written(self, **options)
+            monkeypatch.setattr(SQLiteStore, "head", gone)
+
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", then_out)
+        assert main(command("--ray", "--ledger", "ledger.db", "--quiet")) == 0
+        assert len(crews) == 1
+        assert len(json.loads((folder / "out.json").read_text())["examples"]) == 4
 
 
 class TestItRefuses:

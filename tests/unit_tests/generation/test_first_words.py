@@ -18,6 +18,7 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
+    LedgerUnavailableError,
     ModelCallError,
     PrivacyBudgetExceededError,
     RunInterruptedError,
@@ -364,6 +365,21 @@ class TestWhatIsKept:
         with pytest.raises(PrivacyBudgetExceededError, match=r"'shots': expected .*words.*error\.run"):
             maker(budget, private, **asked).run(progress=False)
         assert caught.value.run.run(progress=False).examples[0]["text"] == "velda kilnor"
+
+    def test_a_run_whose_reservation_was_charged_without_an_answer_goes_on_without_words(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = maker(house(), PrivateExamples([SAID["a"]] * 400, public_size=400))
+        reserve = type(run.share).reserve
+
+        def unanswered(share: Any, template: str, **options: Any) -> Any:
+            reserve(share, template, **options)
+            raise LedgerUnavailableError("no word came whether it stands")
+
+        with monkeypatch.context() as patch, pytest.raises(LedgerUnavailableError):
+            patch.setattr(type(run.share), "reserve", unanswered)
+            run.run(progress=False)
+        assert run.run(progress=False).report["released_words"] == [{"label": None, "pairs": [], "words": []}]
 
     def test_a_checkpoint_that_was_lost_writes_no_texts_without_the_words_that_were_paid_for(self, places: Any) -> None:
         next(places.start().stream(progress=False))
