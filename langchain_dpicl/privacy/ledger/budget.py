@@ -190,20 +190,32 @@ class DeclaredShares:
         """
         with self.desk.lock:
             state = self.desk.refresh()
-            epsilon, delta = state.promised(extent)
-            for terms in self.pending(state):
-                is_replaced = {component.name for component in terms.components} & (replaced or set())
-                if not is_replaced and not state.is_apart(terms, extent):
-                    epsilon += exact(terms.epsilon)
-                    delta += exact(terms.delta)
-            limits = self.desk.header
-            none = Fraction(0)
-            return max(exact(limits.epsilon) - epsilon, none), max(exact(limits.delta) - delta, none)
+            names = replaced or set()
+            kept = [terms for terms in self.pending(state) if not names & {each.name for each in terms.components}]
+            epsilon, delta = self._rest(state, extent, kept)
+            return max(epsilon, Fraction(0)), max(delta, Fraction(0))
+
+    def _rest(
+        self, state: LedgerState, extent: Extent | None, pending: Sequence[ShareTerms]
+    ) -> tuple[Fraction, Fraction]:
+        """Returns the epsilon and delta that sealed shares and these leave, below 0 where they do not fit."""
+        epsilon, delta = state.promised(extent)
+        for terms in pending:
+            if not state.is_apart(terms, extent):
+                epsilon += exact(terms.epsilon)
+                delta += exact(terms.delta)
+        limits = self.desk.header
+        return exact(limits.epsilon) - epsilon, exact(limits.delta) - delta
 
     def pending(self, state: LedgerState) -> list[ShareTerms]:
-        """Returns the shares declared in this process and not yet sealed."""
-        standings = {id(s): s for name, (_, s) in self._standings.items() if name not in state.shares}
-        return [s.terms for s in standings.values() if s.terms is not None and not s.refusal]
+        """Returns the shares declared in this process that can still be sealed: others may have sealed theirs first."""
+        declared = {id(s): s.terms for _, s in self._standings.values() if s.terms is not None and not s.refusal}
+        found: list[ShareTerms] = []
+        for terms in declared.values():
+            if state.shares.keys().isdisjoint(each.name for each in terms.components):
+                left = self._rest(state, extent_of(terms.components), [*found, terms])
+                found += [terms] if min(left) >= 0 else []
+        return found
 
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.

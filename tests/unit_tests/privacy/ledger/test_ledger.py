@@ -174,6 +174,28 @@ def test_shares_add_up_to_the_limit_and_no_further(simple_prices: Any) -> None:
     assert (caught.value.requested, caught.value.remaining) == (1e-8, 0.0)
 
 
+def test_a_share_that_no_longer_fits_behind_those_of_others_takes_no_room(simple_prices: Any) -> None:
+    ledger = budget(epsilon=4.0)
+    late = ledger.declare("late", tickets=tickets(), epsilon=2.0)
+    ledger.declare("small", tickets=tickets(), epsilon=1.0)
+    Budget.open(ledger._store).declare("other", tickets=tickets(), epsilon=2.5).reserve("t")
+    assert [share.terms.epsilon for share in ledger.report().shares] == [2.5, 1.0]
+    assert ledger.remaining_epsilon == 0.5
+    ledger.declare("new", tickets=tickets(0.01), epsilon=0.5).reserve("t")
+    with pytest.raises(PrivacyBudgetExceededError):
+        late.reserve("t")
+
+
+def test_a_joint_share_of_which_another_process_sealed_a_component_takes_no_room(simple_prices: Any) -> None:
+    ledger = budget(epsilon=4.0)
+    with ledger.plan(epsilon=2.0, delta=5e-7):
+        ledger.declare("one", tickets=tickets(), epsilon=1.0)
+        ledger.declare("two", tickets=tickets(), epsilon=1.0)
+    Budget.open(ledger._store).declare("one", tickets=tickets(), epsilon=1.0).reserve("t")
+    assert [len(share.terms.components) for share in ledger.report().shares] == [1]
+    assert ledger.remaining_epsilon == 3.0
+
+
 def test_a_share_too_large_is_refused_before_it_is_priced(simple_prices: list[Any]) -> None:
     with pytest.raises(PrivacyBudgetExceededError) as caught:
         budget().declare("c", tickets=tickets(), epsilon=4.5, delta=1e-7)

@@ -157,6 +157,16 @@ def test_shares_add_up_in_the_windows_that_they_touch_and_nowhere_else() -> None
     ledger.verify()
 
 
+def test_what_is_declared_for_windows_that_others_filled_takes_no_room() -> None:
+    ledger = Budget(epsilon=1.0, delta=1e-6, per="30 days")
+    weekly(ledger, "october", (0, 30))
+    weekly(ledger, "november", (60, 80))
+    weekly(Budget.open(ledger._store), "theirs", (10, 20)).reserve("run", blocks=(10, 20))
+    shares = ledger.report().shares
+    assert [each.terms.components[0].name for each in shares] == ["theirs", "november"]
+    assert verify_report(ledger.report()).ok
+
+
 def test_a_standing_share_is_charged_to_every_window_to_come_and_retires_behind_its_last_block() -> None:
     ledger = Budget(epsilon=1.0, delta=1e-6, per="30 days")
     share = weekly(ledger, extent=(100, None))
