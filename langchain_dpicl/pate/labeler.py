@@ -633,13 +633,14 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         return [item.entry] if item.done else []
 
     def _value(self) -> LabelledPool:
+        report = self.report
         return LabelledPool(
             tuple(item.entry for item in self._items),
             label_key=self.inputs.label_key,
             labels=self.task.labels,
             shown={label: texts[0].strip() for label, texts in self.task.texts.items()},
-            report=self.report,
-            plan=self._public,
+            report=report,
+            plan={**self._public, **report["plan"]},  # its price as it was sealed
         )
 
     def _restore(self, entry: Mapping[str, Any]) -> None:

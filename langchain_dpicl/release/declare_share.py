@@ -66,6 +66,7 @@ def declare_share(
         delta=plan.delta,
         implementation_delta=plan.implementation_delta,
         public={**public, **({"seen_by": hosts} if hosts else {})},
+        plan=plan.to_dict(),
         extent=None if runs is None else runs.extent,
     )
     _warn_of_hosts(declared, hosts)

@@ -53,6 +53,7 @@ from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.extensions.stream_ledger import RunShare, StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.ledger.tickets import as_shown
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.released.base import parse_json, plain_json
 from langchain_dpicl.reports.claims import RELEASE_FORMAT, reads_claims, unit_of
@@ -736,6 +737,8 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
         inner = budget.report().to_dict()
     except LedgerUnavailableError:
         inner = budget._last_report().to_dict()  # noqa: SLF001  others get a report that is read anew
+    declared = (one for each in inner["shares"] for one in each["components"])
+    public = next((one["public"] for one in declared if one["name"] == share.component), plan.to_dict())
     return {
         "format": RELEASE_FORMAT,
         "private": True,
@@ -747,7 +750,7 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
         "adjacency": budget.adjacency,
         "epsilon": share.epsilon,
         "delta": share.delta,
-        "plan": plan.to_dict(),
+        "plan": as_shown(plan.to_dict(), public),
         **reads_of(budget, share),
         **shown,
         "budget": inner,

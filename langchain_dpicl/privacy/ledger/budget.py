@@ -415,6 +415,7 @@ class LedgerBudget(Uncopyable):
         delta: float | None = None,
         implementation_delta: float = 0.0,
         public: Mapping[str, Any] | None = None,
+        plan: Mapping[str, Any] | None = None,
         extent: Extent | None = None,
     ) -> Share:
         """Declares what a component may release, and reserves its share of the budget.
@@ -432,6 +433,7 @@ class LedgerBudget(Uncopyable):
           delta: None: `default_delta` of the share's epsilon, given or computed.
           implementation_delta: declared gap between ideal and drawn noise over all tickets; part of delta.
           public: parameters to show in reports, as JSON values.
+          plan: those of them that are terms of the share as well, but for the price "epsilon"; None: none.
           extent: of a stream, where each `max_count` holds for every window: the first and last block that the tickets
             may read. None as the last: every block to come, so that the share is charged to every window to come.
 
@@ -452,6 +454,7 @@ class LedgerBudget(Uncopyable):
             delta=self._delta_for(epsilon, delta),
             implementation_delta=implementation_delta,
             public=public or {},
+            plan=plan or {},
             extent=extent,
         )
         kind: type[Share] = Share if extent is None else provided("streams").StreamShare

@@ -153,6 +153,8 @@ class Component:
     limit: float | None = None  # mu of a GDP pool or rho of a zCDP pool
     public: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # parameters to show in reports
     extent: Extent | None = None  # of a stream: the blocks that its tickets may read, whose counts hold per window
+    # What of `public` is a term as well. Of this process: a ledger holds `public` alone.
+    plan: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("component", self.name)
@@ -164,7 +166,8 @@ class Component:
             object.__setattr__(self, "delta", check_delta(self.delta))
         gap = check_real("implementation_delta", self.implementation_delta, low=0.0, high=1.0)
         object.__setattr__(self, "implementation_delta", gap)
-        object.__setattr__(self, "public", _plain_json(self.public))
+        object.__setattr__(self, "public", _plain_json("public", self.public))
+        object.__setattr__(self, "plan", _plain_json("plan", self.plan))
 
     @property
     def event(self) -> Event:
@@ -186,13 +189,15 @@ class Component:
         """The public parameters without the recipients of private text, which only reports show."""
         return {name: value for name, value in self.public.items() if name != "seen_by"}
 
-    def changed_terms(self, other: Component) -> list[str]:
-        """Returns the names of the terms in which the two differ; of `public` only the runs on a stream are one.
+    def changed_terms(self, wanted: Component) -> list[str]:
+        """Returns the names of the terms in which the two differ; of `public` they are the wanted plan and its runs.
 
-        Without them a report would show runs of other lengths than were made.
+        Without them a report would show another plan than was run. What a plan costs may differ: it follows from the
+        tickets, which are the same, and another version of the accountant may bound it otherwise.
         """
-        mine, theirs = ({**each.to_dict(), "public": None, "runs": each._runs} for each in (self, other))  # noqa: SLF001
-        return [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+        mine, theirs = ({**each.to_dict(), "public": None, "runs": each._runs} for each in (self, wanted))  # noqa: SLF001
+        changed = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+        return changed + [name for name, value in wanted.plan.items() if not _is_shown(name, value, self.public)]
 
     @property
     def _runs(self) -> Any:
@@ -201,6 +206,7 @@ class Component:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del data["plan"]
         extent = data.pop("extent")
         if extent is not None:  # left out otherwise, as in ledgers of earlier versions
             data["extent"] = list(extent)
@@ -212,15 +218,34 @@ class Component:
         return cls(**{**data, "tickets": tuple(Ticket.from_dict(item) for item in data["tickets"])})
 
 
-def _plain_json(public: Mapping[str, Any]) -> Mapping[str, Any]:
+def _is_shown(name: str, value: Any, public: Any) -> bool:
+    """Whether a part of a plan is what a component shows, which may show more beside it; a price may be another one."""
+    shown = public.get(name)
+    if isinstance(value, Mapping) and isinstance(shown, Mapping):
+        return all(_is_shown(key, part, shown) for key, part in value.items())
+    return name == "epsilon" or canonical_json(value) == canonical_json(shown)
+
+
+def as_shown(plan: Mapping[str, Any], public: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan as a component shows it, without what it shows beside the plan."""
+    return {
+        name: as_shown(value, public[name])
+        if isinstance(value, Mapping) and isinstance(public[name], Mapping)
+        else public[name]
+        for name, value in plan.items()
+        if name in public
+    }
+
+
+def _plain_json(name: str, shown: Mapping[str, Any]) -> Mapping[str, Any]:
     plain = None
-    if isinstance(public, Mapping):
+    if isinstance(shown, Mapping):
         try:
-            plain = json.loads(canonical_json(dict(public)).encode("utf-8"))
+            plain = json.loads(canonical_json(dict(shown)).encode("utf-8"))
         except (TypeError, ValueError):
             plain = None
     if plain is None:
-        raise ConfigurationError("public: expected a mapping of JSON values (finite numbers, text), found another.")
+        raise ConfigurationError(f"{name}: expected a mapping of JSON values (finite numbers, text), found another.")
     return dict(plain)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from langchain_dpicl import (
     Budget,
+    DemonstrationSynthesizer,
     LabelledPool,
     PrivateExamples,
     ReleasedCounts,
@@ -23,7 +24,10 @@ from langchain_dpicl import (
     WordDiscovery,
     verify_report,
 )
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SealedShareError
+from langchain_dpicl.options import LogitNoise
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released import ReleasedWords
@@ -214,6 +218,68 @@ def test_a_component_of_a_joint_plan_claims_what_the_plan_costs() -> None:
     check_claims(claims)
     with pytest.raises(ConfigurationError, match="epsilon: expected"):
         check_claims({**claims, "epsilon": 0.5})
+
+
+def _run(budget: Budget, private: PrivateExamples, noise: LogitNoise | None = None) -> DemonstrationSynthesizer:
+    """A run of 0.5 under the name "now" that was not begun yet."""
+    given: dict[str, Any] = {"llm": FakeBackend(scripted({" my": 0.7, " card": 0.3}), vocabulary=[" my", " card"])}
+    given |= {"epsilon": 0.5, "component": "now", "max_tokens": 3, "shots_per_label": 2, "noise": noise}
+    return DemonstrationSynthesizer.from_private_examples(private, budget=budget, **given)
+
+
+def _texts() -> PrivateExamples:
+    return PrivateExamples([{"text": "my card is gone"}] * 50, public_size=3000)
+
+
+def test_a_release_is_read_where_another_process_took_what_was_declared_beside_it(tmp_path: Path) -> None:
+    budget = Budget(epsilon=4.0, delta=1e-6)
+    run = _run(budget, _texts())
+    tickets = [Ticket("t", PureEvent(3.0))]
+    budget.declare("later", tickets=tickets, epsilon=3.0)
+    Budget.open(budget._store).declare("other", tickets=tickets, epsilon=3.0).reserve("t")
+    out = run.run()
+    out.save(tmp_path / "demos.json")
+    assert ReleasedDemonstrations.load(tmp_path / "demos.json") == out
+    assert verify_report(out).ok
+
+
+def test_another_plan_is_refused_when_it_is_built_or_asks_and_the_sealed_one_goes_on(tmp_path: Path) -> None:
+    budget, private = Budget(epsilon=4.0, delta=1e-6), _texts()
+    noise = LogitNoise("recentered_clip", clip=5.0)
+    other = Budget.open(budget._store)
+    built = _run(other, private, noise.replace(clip=10.0))
+    stream = _run(budget, private, noise).stream()
+    next(stream)
+    stream.close()
+    before = budget.use().tickets
+    with pytest.raises(SealedShareError, match=r"found others in \['clip', 'noise_scale', 'temperature'\]"):
+        _run(other, private, noise.replace(clip=10.0))
+    with pytest.raises(SealedShareError, match="found others in"):
+        built.run()
+    assert (built.result.examples, other.use().tickets) == ((), before)
+    run = _run(Budget.open(budget._store), private, noise)
+    with pytest.raises(PrivacyBudgetExceededError):  # the text that the first process began took a ticket
+        run.run()
+    run.result.save(tmp_path / "demos.json")
+    assert ReleasedDemonstrations.load(tmp_path / "demos.json").examples
+
+
+def test_a_plan_that_is_priced_anew_goes_on_and_is_shown_as_it_was_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget, private = Budget(epsilon=4.0, delta=1e-6), _texts()
+    stream = _run(budget, private).stream()
+    next(stream)
+    stream.close()
+    (first,) = budget.report().to_dict()["shares"][0]["components"]
+    whole = SharePlan.to_dict
+    monkeypatch.setattr(SharePlan, "to_dict", lambda self: {**whole(self), "epsilon": whole(self)["epsilon"] * 0.99})
+    run = _run(Budget.open(budget._store), private)
+    with pytest.raises(PrivacyBudgetExceededError):
+        run.run()
+    assert run.report["plan"]["epsilon"] == first["public"]["epsilon"]
+    run.result.save(tmp_path / "demos.json")
+    assert ReleasedDemonstrations.load(tmp_path / "demos.json").examples
 
 
 def _understated() -> State:

@@ -16,6 +16,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import ConfidentGNMax, Noise
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound
 from langchain_dpicl.privacy.accounting.events import Event
@@ -94,6 +95,19 @@ def test_what_a_labeler_leaves_behind_verifies_in_every_form(combination: tuple[
         verified = verify_report(form)
         assert verified.problems == ()
         assert 0 < verified.epsilon <= pool.epsilon
+
+
+def test_what_is_labelled_under_a_plan_that_is_priced_anew_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = house("add_remove")
+    noise = Noise("gaussian", multiplier=0.5)
+    given: Public = {"private": examples(), "rows": TEACHERS["fresh"], "noise": noise, "component": "labels"}
+    labeler(budget=budget, **given).run(progress=False)
+    whole = SharePlan.to_dict
+    with monkeypatch.context() as patch:
+        patch.setattr(SharePlan, "to_dict", lambda self: {**whole(self), "epsilon": whole(self)["epsilon"] * 0.99})
+        pool = labeler(budget=budget, **given).result
+    assert pool.plan["epsilon"] == public_of(pool.report)["epsilon"] > 0
+    assert verify_report(pool).problems == ()
 
 
 def declared(plan: LabellingPlan, *, joint: bool = False, **shown: Any) -> Budget:

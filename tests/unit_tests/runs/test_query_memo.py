@@ -624,7 +624,7 @@ def test_keywords_that_another_process_made_a_sentence_of_are_written_once(write
 
 
 @pytest.mark.parametrize(
-    "change", [{"keywords": ("police", "bank", "claim")}, {"answer_prompt": "Say {keywords} to {input}"}]
+    "change", [{"keywords": ("police", "bank", "claim", "day", "rain")}, {"answer_prompt": "Say {keywords} to {input}"}]
 )
 def test_lists_and_prompts_that_no_report_shows_are_part_of_the_plan(writes: Any, change: dict[str, Any]) -> None:
     writes(keywords).invoke("what now?")

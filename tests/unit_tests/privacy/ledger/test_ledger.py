@@ -349,6 +349,49 @@ def test_a_sealed_share_keeps_its_terms(change: dict[str, Any], simple_prices: A
     assert ledger.remaining_epsilon == before
 
 
+PLAN: dict[str, Any] = {"method": "m", "epsilon": 1.0, "clip": 5.0, "texts": {"method": "t", "epsilon": 0.5, "rows": 4}}
+
+
+@pytest.mark.parametrize(
+    "change", [{"clip": 10.0}, {"deny": ["a"]}, {"texts": None}, {"texts": {**PLAN["texts"], "rows": 5}}], ids=str
+)
+def test_another_plan_is_refused_before_a_ticket_of_the_sealed_share_is_charged(
+    change: dict[str, Any], simple_prices: Any
+) -> None:
+    ledger = budget()
+    terms: dict[str, Any] = {"tickets": tickets(), "epsilon": 1.0}
+    other = Budget.open(ledger._store)
+    late = other.declare("c", **terms, plan={**PLAN, **change}, public={**PLAN, **change})
+    share = ledger.declare("c", **terms, plan=PLAN, public=PLAN)
+    share.reserve("t")
+    for ask in (lambda: late.reserve("t"), lambda: other.declare("c", **terms, plan={**PLAN, **change})):
+        with pytest.raises(SealedShareError, match=rf"found others in \['{next(iter(change))}'\]"):
+            ask()
+    assert share.remaining("t") == 9
+
+
+def test_a_plan_may_be_priced_anew_and_what_is_shown_beside_it_may_differ(simple_prices: Any) -> None:
+    ledger = budget()
+    terms: dict[str, Any] = {"tickets": tickets(), "epsilon": 1.0}
+    shown = {**PLAN, "texts": {**PLAN["texts"], "model": "small"}, "prompt": "a"}
+    ledger.declare("c", **terms, plan=PLAN, public=shown).reserve("t")
+    priced = {**PLAN, "epsilon": 0.75, "texts": {**PLAN["texts"], "epsilon": 0.25}}
+    again = Budget.open(ledger._store).declare("c", **terms, plan=priced, public={**priced, "prompt": "b"})
+    again.reserve("t")
+    assert ledger.declare("c", **terms).remaining("t") == 8
+
+
+def test_another_plan_before_the_first_reservation_declares_the_share_anew(simple_prices: Any) -> None:
+    ledger = budget()
+    terms: dict[str, Any] = {"tickets": tickets(), "epsilon": 1.0}
+    old = ledger.declare("c", **terms, plan=PLAN, public=PLAN)
+    plan = {**PLAN, "clip": 10.0}
+    ledger.declare("c", **terms, plan=plan, public=plan).reserve("t")
+    with pytest.raises(SealedShareError, match="declared anew"):
+        old.reserve("t")
+    assert ledger.report().shares[0].terms.components[0].public["clip"] == 10.0
+
+
 def test_fresh_names_are_never_handed_out_twice(simple_prices: Any) -> None:
     ledger = budget()
     assert ledger.fresh_name("few-shot") == "few-shot"
