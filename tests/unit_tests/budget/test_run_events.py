@@ -596,7 +596,7 @@ def test_a_charge_is_reported_while_the_ledger_is_out(
             monkeypatch.setattr(LedgerWriter, "refresh", refresh)
 
     run(block, observer)
-    shown = {"name": "votes", "epsilon": None, "delta": None}
+    shown = {"name": "votes", "epsilon": 1.0, "delta": 1e-8}
     assert observer.heard == [(CHARGED, {"component": "Component", "tickets": 1, "share": shown, "budget": LIMITS})]
     assert not caplog.messages
 
