@@ -122,11 +122,11 @@ class EvolutionPlan(SharePlan):
             for label in self.labels
         )
 
-    def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
-        """Returns the model calls from public caps; none of them is private."""
+    def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30, writes_first: bool = True) -> Cost:
+        """Returns the model calls from public caps; none is private. Given first candidates are not written."""
         check_int("record_tokens", record_tokens, low=1)
         check_int("instruction_tokens", instruction_tokens, low=0)
-        first = len(self.labels) * self.num_candidates
+        first = len(self.labels) * self.num_candidates if writes_first else 0
         varied = len(self.labels) * (self.rounds - 1) * self.num_survivors * self.num_variations
         tokens_in = first * instruction_tokens + varied * (instruction_tokens + record_tokens)
         return Cost(0, first + varied, tokens_in, (first + varied) * record_tokens)
@@ -742,7 +742,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             noise_multiplier=loud.multiplier,
             rounds=search.rounds,
             shots_per_label=shots_per_label,
-            num_candidates=_most(given, search.num_candidates) if given else search.num_candidates,
+            num_candidates=most_candidates(given, search.num_candidates),
             num_survivors=search.num_survivors,
             num_variations=search.num_variations,
             partition=private.dataset_id,
@@ -923,8 +923,10 @@ class _UnitTexts:
         return tuple([record[self.text_key] for record in records])
 
 
-def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
-    """Returns the largest number of given candidates; refuses more than declared."""
+def most_candidates(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int | None:
+    """Returns the largest number of given candidates, or the declared one if none are given; refuses more than it."""
+    if not by_label:
+        return declared
     most = max(map(len, by_label.values()))
     if declared is not None and declared < most:
         raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)

@@ -217,8 +217,7 @@ def plan_output(arguments: argparse.Namespace) -> str:
 
 def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     """Returns the plan of a method in words or as JSON; reads no record and spends nothing."""
-    sizes = settings.data.sizes()
-    _check_declarable(settings, sizes)
+    sizes = _declared_sizes(settings)
     _check_rehearsed(settings, "method", "guess.rehearsal")
     planner, in_words = _PLANNERS[settings.method]
     out = planner(settings, sizes, compares)
@@ -254,16 +253,20 @@ def _check_given(settings: Settings) -> None:
         raise ConfigurationError(f"{', '.join(missing)}: expected a value, found none. `dpicl plan --help` shows them.")
 
 
-def _check_declarable(settings: Settings, sizes: Sizes) -> None:
-    """Refuses sizes and a delta that a run would refuse."""
+def _declared_sizes(settings: Settings) -> Sizes:
+    """Returns the declared units, of each label where a run works label by label; refuses what a run would refuse."""
+    from langchain_dpicl.generation.synthesizer import public_sizes
     from langchain_dpicl.privacy.private_examples import PrivateExamples
 
-    split: dict[str, Any] = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
+    sizes, labels = settings.data.sizes(), settings.data.labels
+    if labels is None and None not in sizes:
+        labels = tuple(map(str, sizes))
+    split: dict[str, Any] = {} if labels is None else {"label_key": "label", "labels": labels}
     declared: Any = sizes.get(None, sizes)
     split["allow_large_delta"] = settings.data.allow_large_delta
-    PrivateExamples([], public_size=declared, **split).check_delta(
-        max(settings.share_delta, settings.budget.delta or 0)
-    )
+    private = PrivateExamples([], public_size=declared, **split)
+    private.check_delta(max(settings.share_delta, settings.budget.delta or 0))
+    return public_sizes(private) if settings.method in {"generation", "evolution"} else sizes
 
 
 def _terms(settings: Settings) -> dict[str, Any]:
@@ -391,32 +394,34 @@ def _agreed(settings: Settings) -> float:
 
 
 def _writing(settings: Settings) -> dict[str, Any]:
-    """Returns what a generation writes: texts, their length, candidates and samples."""
+    """Returns what a generation writes: texts, their fields and lengths, candidates and samples."""
     from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS
+    from langchain_dpicl.generation.plan import segments_of
 
-    decoding, rows, length = settings.get("decoding"), settings.get("rows"), settings.get("max_tokens", 60)
+    decoding, rows, task = settings.get("decoding"), settings.get("rows"), settings.get("task")
+    label = None if task is None else task.open_label
+    segments = segments_of(label, max_tokens=settings.get("max_tokens", 60))
     candidates = 100 if decoding is None else decoding.candidates
     if candidates == "all":
         raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", candidates)
     redraw = None if rows is None else rows.redraw_every
     return {
-        "redraw_every": length if redraw == "run" else redraw,
+        "redraw_every": max(segment.max_tokens for segment in segments) if redraw == "run" else redraw,
         "shots_per_label": settings.get("shots_per_label", 1),
-        "max_tokens": length,
+        "segments": segments,
         "candidates": candidates + 1 + (MOST_COLUMNS if decoding is not None and decoding.released_words else 0),
     }
 
 
 def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule) -> GenerationPlan:
-    from langchain_dpicl.generation.plan import Segment, plan_generation
+    from langchain_dpicl.generation.plan import plan_generation
     from langchain_dpicl.planning.share_plan import words_before_texts
 
-    writing, decoding = _writing(settings), settings.get("decoding")
-    segments = (Segment("text", writing.pop("max_tokens")),)
+    decoding = settings.get("decoding")
     has_words = decoding is not None and decoding.released_words is True
     words = words_before_texts(settings.data.text_key) if has_words else None
     terms = {**_terms(settings), "noise_multiplier": _given_noise(settings), "words": words}
-    plan = plan_generation(sizes, **terms, mechanism=rule, design=design, segments=segments, **writing)
+    plan = plan_generation(sizes, **terms, mechanism=rule, design=design, **_writing(settings))
     if rule.fixes_noise and plan.epsilon > settings.share_epsilon:
         raise ConfigurationError(
             f"noise.clip, decoding.temperature: expected noise that costs at most epsilon {settings.share_epsilon}, "
@@ -1309,23 +1314,24 @@ def _training_text(out: dict[str, Any]) -> str:
 
 def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one search
-    from langchain_dpicl.evolution import plan_evolution
+    from langchain_dpicl.evolution import first_candidates, most_candidates, plan_evolution
 
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     search = settings.get("evolution") or Evolution()
+    given = first_candidates(search.candidates, tuple(sizes))
     plan = plan_evolution(
         sizes,
         **_terms(settings),
         **settings.only("shots_per_label"),
         noise_multiplier=_given_noise(settings),
         rounds=search.rounds,
-        num_candidates=search.num_candidates,
+        num_candidates=most_candidates(given, search.num_candidates),
         num_survivors=search.num_survivors,
         num_variations=search.num_variations,
     )
     return {
         "plan": plan.to_dict(),
-        "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens), settings),
+        "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens, writes_first=not given), settings),
         "embedded": plan.embedded,
         "signal": plan.expected(),
     }

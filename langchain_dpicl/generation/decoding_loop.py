@@ -28,7 +28,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher
-from langchain_dpicl.generation.plan import Segment
+from langchain_dpicl.generation.plan import Segment, segments_of
 from langchain_dpicl.options import Decoding, GenerationTask, LogitNoise, Noise, OpenLabel
 from langchain_dpicl.privacy._validate import fail, plain_or_type
 from langchain_dpicl.privacy.extensions.word_release import MOST_LETTERS
@@ -727,23 +727,16 @@ def make_script(
             "top tokens. Take a local model, a server with enough top_logprobs, or noise='gumbel'."
         )
         raise CapabilityError(msg)
-    open_labels: tuple[str, ...] | None = None
-    segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
-    if task.open_label is not None:
-        open_labels = task.open_label.values
-        if open_labels is None:
-            # An open label is private text: it is generated before the text, at a cost of its own.
-            segments = (Segment("label", task.open_label.max_tokens), *segments)
     trees = decoding.released_words
     if trees is not None and decoding.grammar is not None:
         raise fail("Decoding.released_words", "None with a grammar, which says what may follow", "both")
     return DecodingSpec(
         backend,
         generation_wording(private.text_key, label_key, private.fields, task.instruction, task.record_prompt),
-        segments,
+        segments_of(task.open_label, max_tokens=max_tokens),
         *check_rules(backend, decoding),
         TextDecoder.of(noise, decoding),
-        open_labels,
+        None if task.open_label is None else task.open_label.values,
         needs_logits=is_logit,
         grammar=_bound(decoding.grammar, backend),
         # True: of words that are not released yet, which a store of documents fills in.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
 
 from langchain_dpicl._calls import warn_caller
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, NoisyPlanWarning
-from langchain_dpicl.options import LogitNoise, Noise
+from langchain_dpicl.options import LogitNoise, Noise, OpenLabel
 from langchain_dpicl.planning.expected_utility import (
     PUBLIC_SHARE,
     RowDesign,
@@ -245,6 +245,15 @@ class Segment:
 
     def __post_init__(self) -> None:
         check_int(f"max_tokens of {self.name}", self.max_tokens, low=1)
+
+
+def segments_of(label: OpenLabel | None, *, max_tokens: int) -> tuple[Segment, ...]:
+    """Returns what a demonstration is written of: its text, after an open label that no public list gives."""
+    text = Segment("text", max_tokens)
+    if label is None or label.values is not None:
+        return (text,)
+    # An open label is private text: it is generated before the text, at a cost of its own.
+    return Segment("label", label.max_tokens), text
 
 
 @dataclass(frozen=True, slots=True)
@@ -803,7 +812,7 @@ def compare(
     base: RowDesign | None = None,
     redraw_every: int | None = None,
     shots_per_label: int = 1,
-    max_tokens: int = 60,
+    segments: Iterable[Segment] = (Segment("text", 60),),
     candidates: int = 101,
     record_tokens: int = 60,
     agreement: float = AGREEMENT,
@@ -826,9 +835,9 @@ def compare(
       delta: its delta.
       adjacency: neighbouring relation.
       base: starting shape; its records per token (`num_slots * shots_per_slot`) are kept.
-      redraw_every: starting redraw period; None: 1, or `max_tokens` for disjoint batches.
+      redraw_every: starting redraw period; None: 1, or the longest cap of a field for disjoint batches.
       shots_per_label: demonstrations per label.
-      max_tokens: tokens per demonstration.
+      segments: generated fields and their caps.
       candidates: width of the public domain.
       record_tokens: public cap of a record, in tokens.
       agreement: guessed share of one-shot rows that predict the same token.
@@ -848,12 +857,13 @@ def compare(
         advice = "Compare sums of probabilities by the rehearsal, and logits by a guess."
         raise fail("full_vocabulary", "False with a rehearsal, which measures no logits", full_vocabulary, advice)
     start = base or RowDesign.choose()
-    redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
-    terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
-    terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
-    terms["words"] = words
+    pieces = tuple(segments)
+    longest = max(piece.max_tokens for piece in pieces)
+    redraw_every = redraw_every or (longest if start.sampling == "disjoint" else 1)
+    terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "words": words}
+    terms |= {"shots_per_label": shots_per_label, "segments": pieces, "candidates": candidates}
     rules, shapes = _rules(rule, full_vocabulary), list(shapes_like(start, (1, 2, 4)))
-    periods = sorted({1, redraw_every, min(_SHORT_PERIOD, max_tokens), max_tokens})
+    periods = sorted({1, redraw_every, min(_SHORT_PERIOD, longest), longest})
 
     def planned(name: str, design: RowDesign, redraw: int) -> GenerationPlan:
         # Mechanisms with the same event share one calibration, which the accountant caches.
@@ -872,7 +882,7 @@ def compare(
         return DesignOption(plan, *chances, plan.cost().private_calls, local_cost(plan, record_tokens=record_tokens))
 
     starts = (start,) if full_vocabulary else ()
-    deal = max_tokens if shots_per_label > 1 else None  # one batch is a Poisson sample
+    deal = longest if shots_per_label > 1 else None  # one batch is a Poisson sample
     options = search_designs(
         option,
         lambda _: ((name, start, redraw_every) for name in rules),

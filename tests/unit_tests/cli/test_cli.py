@@ -31,6 +31,7 @@ from langchain_dpicl.cli.spending import Call, json_line, release
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import GenerationTask, OpenLabel, Rows
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
@@ -284,6 +285,50 @@ class TestSignalOfAPlan:
                 decoding=Decoding(candidates="all"),
             )
         assert planned["num_slots"] == run.plan.to_dict()["num_slots"] == 20
+
+    @pytest.mark.parametrize("size", [[], ["--public-size", "3000"]])
+    def test_one_size_over_declared_labels_is_split_as_a_run_splits_it(
+        self, size: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`dpicl check --out` writes labels and one public_size."""
+        config = tmp_path / "task.toml"
+        declared = '[data]\nlabel_key = "q"\nlabels = ["x", "y"]\n'
+        config.write_text(f"{declared}public_size = 3_000\n" if not size else declared)
+        asked = ["plan", "--config", str(config), *size, "--epsilon", "1", "--delta", "1e-6", "--max-tokens", "3"]
+        assert main([*asked, "--no-compare", "--json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        words = [f" word{number}" for number in range(200)]
+        run = DemonstrationSynthesizer.from_private_examples(
+            PrivateExamples([], label_key="q", labels=("x", "y"), public_size=3000),
+            llm=FakeBackend(word_copier(words), vocabulary=words),
+            budget=Budget(epsilon=1.0, delta=1e-6),
+            epsilon=1.0,
+            max_tokens=3,
+        )
+        assert planned["plan"] == run.plan.to_dict()
+        assert planned["cost"]["private_calls"] == run.plan.cost().private_calls
+
+    @pytest.mark.parametrize("label", [{"max_tokens": 9}, {"values": ["x", "y"]}])
+    def test_a_label_that_is_written_is_planned_and_one_of_a_list_is_free(
+        self, label: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        table = toml_lines({"task.open_label": {"key": "q", **label}})[0].strip().replace(" = ", "=", 1)
+        asked = ["plan", "--public-size", "4000", "--epsilon", "1", "--delta", "1e-6", "--max-tokens", "3"]
+        assert main([*asked, "--set", table, "--set", "rows.units=20", "--json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        words = [f" word{number}" for number in range(200)]
+        run = DemonstrationSynthesizer.from_private_examples(
+            PrivateExamples([], fields=("q",), public_size=4000),
+            llm=FakeBackend(word_copier(words), vocabulary=words),
+            budget=Budget(epsilon=1.0, delta=1e-6),
+            epsilon=1.0,
+            max_tokens=3,
+            task=GenerationTask(open_label=OpenLabel("q", **label)),
+            rows=Rows(units=20),
+        )
+        assert planned["plan"] == run.plan.to_dict()
+        # What is compared writes the same fields; shapes of more shots have fewer rows.
+        assert max(option["private_calls"] for option in planned["options"]) == run.plan.cost().private_calls
 
     def test_a_guess_of_votes_is_no_guess_of_tokens(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.plan("--set", "guess.skill=0.7") == 2

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.evolution import ROUND_TEMPLATE, plan_evolution
+from langchain_dpicl.evolution import ROUND_TEMPLATE, PrivateEvolution, plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import Evolution
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ParallelEvent, RepeatedEvent
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
@@ -124,6 +127,43 @@ def test_the_command_prices_it_as_the_planner_does(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["plan"]["noise_multiplier"] == 20.0
     assert main(evolved()) == 0
     assert "no private call" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "search", "size"),
+    [
+        (['data.labels=["card","transfer"]', "data.label_key=queue"], {"rounds": 3}, 1000),
+        (['evolution.candidates=["a card","a boat","hello"]'], {"rounds": 1, "num_variations": 0}, 900),
+        (['evolution.candidates=["a card","a boat","hello"]'], {"rounds": 3}, 900),
+    ],
+    ids=["one size over labels", "given candidates alone", "given first candidates"],
+)
+def test_the_command_plans_what_a_run_does(
+    settings: list[str], search: dict[str, int], size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["plan", "--method", "evolution", "--public-size", str(size), "--epsilon", "1", "--delta", "1e-5"]
+    asked = [*settings, *(f"evolution.{name}={value}" for name, value in search.items()), "shots_per_label=1"]
+    assert main([*typed, *sets(*asked), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    has_labels, has_candidates = "labels" in settings[0], "candidates" in settings[0]
+    declared: dict[str, Any] = {"label_key": "queue", "labels": ("card", "transfer")} if has_labels else {}
+    run = PrivateEvolution.from_private_examples(
+        PrivateExamples([], public_size=size, **declared),
+        llm=EmbeddedLLM(),
+        budget=Budget(epsilon=1.0, delta=1e-5),
+        epsilon=1.0,
+        shots_per_label=1,
+        evolution=Evolution(candidates=("a card", "a boat", "hello") if has_candidates else None, **search),
+    )
+    assert found["plan"] == run.plan.to_dict()
+    first = 0 if has_candidates else 40
+    assert found["cost"]["public_calls"] == len(run.plan.labels) * (first + (search["rounds"] - 1) * 30)
+
+
+def test_more_given_candidates_than_declared_are_refused_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ['evolution.candidates=["a card","a boat","hello"]', "evolution.num_candidates=2"]
+    assert main(evolved(*given)) == 2
+    assert "num_candidates: expected at least the 3 given candidates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

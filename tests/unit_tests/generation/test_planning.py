@@ -166,7 +166,11 @@ class TestSignal:
 
 def test_the_comparison_keeps_records_and_epsilon_and_puts_the_best_first() -> None:
     options = compare(
-        {None: 5000}, epsilon=1.0, delta=1e-5, base=RowDesign.choose(shots_per_slot=2, num_slots=20), max_tokens=20
+        {None: 5000},
+        epsilon=1.0,
+        delta=1e-5,
+        base=RowDesign.choose(shots_per_slot=2, num_slots=20),
+        segments=[Segment("text", 20)],
     )
     chances = [round(option.right_token_prob, 3) for option in options]
     assert chances == sorted(chances, reverse=True)
@@ -207,7 +211,7 @@ class TestOneDealForAWholeRun:
     def test_is_compared_with_others_from_any_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_cost.accounting, "calibrate", lambda *_, **__: 1.0)  # prices do not matter here
         monkeypatch.setattr(_cost.accounting, "epsilon_upper_bound", lambda *_, **__: 1.0)
-        given = {"epsilon": 4.0, "delta": 1e-5, "shots_per_label": 3, "max_tokens": 25}
+        given = {"epsilon": 4.0, "delta": 1e-5, "shots_per_label": 3, "segments": [Segment("text", 25)]}
         options = compare({None: 4000}, base=RowDesign.choose(sampling="disjoint"), **given)
         dealt = [option for option in options if option.plan.design.sampling == "disjoint"]
         assert {option.plan.release.redraw_every for option in dealt} == {25}

@@ -299,12 +299,14 @@ class TestPlans:
 
     def test_are_compared_by_it(self) -> None:
         rehearsal = rehearsed(shots=(1, 4), num_rows=6)
-        options = compare({None: 1000}, epsilon=1.0, delta=1e-6, max_tokens=5, base=units(20), source=rehearsal)
+        options = compare(
+            {None: 1000}, epsilon=1.0, delta=1e-6, segments=[Segment("text", 5)], base=units(20), source=rehearsal
+        )
         found = [option.right_token_prob for option in options]
         assert found == sorted(found, reverse=True)
         assert found == [rehearsal.fidelity(option.plan) for option in options]
         assert len({option.plan.design for option in options}) > 1
-        guessed = compare({None: 1000}, epsilon=1.0, delta=1e-6, max_tokens=5, base=units(20))
+        guessed = compare({None: 1000}, epsilon=1.0, delta=1e-6, segments=[Segment("text", 5)], base=units(20))
         assert {option.right_token_prob for option in guessed} != set(found)
 
     def test_signal_to_noise_is_the_lead_over_the_noise(self) -> None:
