@@ -277,7 +277,7 @@ def _tried(arguments: argparse.Namespace) -> Settings:
 def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
     """Prints the table and the recommendation. Returns 0, whatever is recommended."""
     from langchain_dpicl.rehearsal.choice import try_components
-    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal, asked_about
 
     settings = _tried(arguments)
     guess, prices = settings.guess, settings.cost
@@ -292,7 +292,8 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         is_embedded = settings.model.name == "embedded"
         rehearsal = _rehearsed(arguments, settings, examples, say=say, confirm=confirm, asks=not is_embedded)
         if rehearsal is not None and is_embedded and not settings.only(*_WORDING):
-            free.append(_instruction_only(settings, examples[: arguments.examples], rehearsal.labels))
+            asked = asked_about(examples, arguments.examples)
+            free.append(_instruction_only(settings, asked, rehearsal.labels))
     if rehearsal is None:
         return 0
     size = sum(settings.data.sizes().values()) if settings.data.public_size is not None else _MADE_UP_SIZE
@@ -383,7 +384,7 @@ def _demonstrations(
     keys: dict[str, Any] = {"text_key": settings.data.text_key, "label_key": _label_key(settings), "labels": labels}
     rehearsal = rehearse_generation(
         load_model(settings.model),
-        examples[: arguments.examples],
+        examples,  # the number of calls is that of labels and shapes
         **keys,
         max_tokens=_REHEARSED_TOKENS,
         max_calls=arguments.max_calls,

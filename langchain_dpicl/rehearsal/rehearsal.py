@@ -675,6 +675,12 @@ class RehearsalCost:
     most: Cost
 
 
+def asked_about(examples: Sequence[T], max_examples: int) -> list[T]:
+    """Returns the examples that a rehearsal asks about: the first ones after a fixed public shuffle."""
+    order = Generator(PCG64(_SEED_OF_QUESTIONS)).permutation(len(examples))[:max_examples]
+    return [examples[place] for place in order]
+
+
 def rehearsal_cost(
     num_examples: int,
     *,
@@ -790,10 +796,8 @@ class _Asking:
         public = PublicRecords.of(
             public_examples, wording, text_key=text_key, label_key=label_key, labels=labels, instead=ONLY_PUBLIC
         )
-        order = Generator(PCG64(_SEED_OF_QUESTIONS)).permutation(len(public.records))[:max_examples]
-        public = PublicRecords(
-            tuple(public.records[place] for place in order), text_key, label_key, public.labels, public.fields
-        )
+        records = asked_about(public.records, max_examples)
+        public = PublicRecords(tuple(records), text_key, label_key, public.labels, public.fields)
         asked = VotingTask.of(public, wording, reading)
         fits = len(public.records) - len(public.labels)
         possible = _possible(shots, fits)

@@ -9,15 +9,17 @@ import re
 import shlex
 import shutil
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.cli import rehearse as commands
 from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.rehearsal import Rehearsal, choice, propose_rows, try_components
+from langchain_dpicl.rehearsal import FreeRival, Rehearsal, choice, propose_rows, rehearse, try_components
 from langchain_dpicl.retrieval import plan_retrieval
 from tests.unit_tests.rehearsal.test_trying import rehearsed as made
 
@@ -275,6 +277,35 @@ def test_demonstrations_say_what_noise_leaves_of_them(capsys: pytest.CaptureFixt
     assert kept[-1] > kept[0] + 0.05
     assert all(row["low"] <= row["fidelity"] <= row["high"] and row["count"] == 2 for row in rows)
     assert all(row["rests_on"] == "a rehearsal of 64 public examples" for row in rows)
+
+
+@pytest.fixture
+def by_label(tmp_path: Path) -> Path:
+    """The examples of the package, one label after another, as a sort leaves them."""
+    lines = sorted(TOPICS.read_text().splitlines(), key=lambda line: json.loads(line)["label"])
+    path = tmp_path / "sorted.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_instruction_only_is_asked_what_the_rehearsal_asks(by_label: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def answered(settings: Any, examples: Sequence[Any], labels: Sequence[str]) -> FreeRival:
+        asked.append(examples)
+        return FreeRival("instruction only", 0, calibrated=False, right=0.5)
+
+    monkeypatch.setattr(commands, "_instruction_only", answered)
+    assert main(["try", str(by_label), "--examples", "16", "--shots", "1", "--public-size", "2000", "--quiet"]) == 0
+    lines = [json.loads(line) for line in by_label.read_text().splitlines()]
+    measured = rehearse(EmbeddedLLM(), lines, shots=(1,), max_examples=16, progress=False)
+    assert [measured.labels.index(example["label"]) for example in asked[0]] == list(measured.gold)
+
+
+def test_demonstrations_are_tried_on_a_file_sorted_by_label(by_label: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["--examples", "16", "--shots", "1", "--demonstrations", "1", "--public-size", "2000"]
+    assert main(["try", str(by_label), *terms]) == 0
+    assert capsys.readouterr().out.count("private demonstrations, epsilon ") == 4
 
 
 def test_demonstrations_need_texts(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
