@@ -265,12 +265,14 @@ def _check_alone(arguments: argparse.Namespace) -> None:
 
 
 def _tried(arguments: argparse.Namespace) -> Settings:
-    """Reads the settings; refuses wordings that retrieval has no rows for."""
-    from langchain_dpicl.retrieval import refuse_wordings
+    """Reads the settings; refuses what retrieval has no rows or no plan for, before a call is made."""
+    from langchain_dpicl.retrieval import plan_retrieval, refuse_wordings
 
     settings = read_settings(arguments, methods=_METHODS)
     if arguments.documents is not None:
         refuse_wordings(settings.get("task"))
+        terms = {"participations": arguments.participations, "adjacency": settings.adjacency}
+        plan_retrieval(_MADE_UP_SIZE, epsilon=None, noise_multiplier=1.0, delta=_DELTA, width=2, **terms)
     return settings
 
 
@@ -454,7 +456,14 @@ def _retrieval(
     reads = max(rehearsal.readings, key=lambda read: rehearsal.facts(shots=1.0, calibrated=read).right)
     calls = 1 + len(rehearsal.content_free) if reads else 1
     for epsilon in EPSILONS:
-        plan = plan_retrieval(size, epsilon=epsilon, delta=delta, participations=arguments.participations, width=labels)
+        plan = plan_retrieval(
+            size,
+            epsilon=epsilon,
+            delta=delta,
+            participations=arguments.participations,
+            width=labels,
+            adjacency=settings.adjacency,
+        )
         found = plan.expected(participants=arguments.documents, source=rehearsal, calibrated=reads)
         cost = plan.cost(
             participants=arguments.documents,

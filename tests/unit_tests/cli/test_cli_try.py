@@ -131,6 +131,17 @@ def test_retrieval_is_tried_for_a_number_of_documents(rehearsed: Path, capsys: p
     assert "beats what is free" not in {one["verdict"] for one in found}
 
 
+def test_retrieval_is_not_tried_where_no_ledger_takes_it(
+    rehearsed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = ["--documents", "30", "--adjacency", "replace_one"]
+    assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *terms]) == 2
+    assert "adjacency: expected 'add_remove'" in capsys.readouterr().err
+    monkeypatch.setattr(commands, "load_model", lambda _: pytest.fail("a model was loaded"))
+    assert main(["try", *TERMS, *terms]) == 2
+    assert "adjacency: expected 'add_remove'" in capsys.readouterr().err
+
+
 def test_labels_that_mean_nothing_are_not_worth_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.loads(line) for line in TOPICS.read_text().splitlines()]
     labels = [line["label"] for line in lines]
