@@ -163,14 +163,16 @@ def _rehearsed(
     from langchain_dpicl.rehearsal.rehearsal import rehearse
     from langchain_dpicl.tasks import PublicRecords
 
-    data = settings.data
-    keys: dict[str, Any] = {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
+    keys = _keys(settings)
     # Before a cost is shown, and before a model is made.
     PublicRecords.of(examples, _wording(settings), **keys, instead="")
     if len(examples) < _LEAST:
         raise fail("FILE", f"at least {_LEAST} public examples", len(examples))
     answers = settings.get("answers") or LabelAnswers()
-    words = _cost_text(_cost(arguments, settings, answers, len(examples)), settings)
+    cost = _cost(arguments, settings, answers, len(examples))
+    if getattr(arguments, "demonstrations", None) is not None:
+        cost += _cost_of_texts(arguments, settings, examples, cost)
+    words = _cost_text(cost, settings)
     if len(examples) > arguments.examples:
         words = f"{arguments.examples} of {len(examples):,} examples (--examples): {words}"
     if asks and not arguments.yes and not confirm(words):
@@ -190,6 +192,11 @@ def _rehearsed(
         origin=arguments.origin or "same",
         progress=False if arguments.quiet or arguments.json else None,
     )
+
+
+def _keys(settings: Settings) -> dict[str, Any]:
+    data = settings.data
+    return {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
 
 
 def _wording(settings: Settings) -> FewShotTask:
@@ -216,6 +223,23 @@ def _cost(arguments: argparse.Namespace, settings: Settings, answers: LabelAnswe
         record_tokens=settings.cost.record_tokens,
         query_tokens=settings.cost.query_tokens,
     )
+
+
+def _cost_of_texts(
+    arguments: argparse.Namespace, settings: Settings, examples: Sequence[Any], votes: RehearsalCost
+) -> RehearsalCost:
+    """Returns the cost of the texts beside that of the votes; refuses more calls than both together may make."""
+    from langchain_dpicl.rehearsal.generation import generation_rehearsal_cost
+
+    texts = generation_rehearsal_cost(
+        examples, **_keys(settings), max_tokens=_REHEARSED_TOKENS, record_tokens=settings.cost.record_tokens
+    )
+    most = (votes + texts).most.public_calls
+    if most > arguments.max_calls:
+        expected = f"at least the {most:,} calls that this rehearsal and its texts may need"
+        advice = "Give fewer --examples or --shots, a larger --max-calls, or no --demonstrations."
+        raise fail("--max-calls", expected, arguments.max_calls, advice)
+    return texts
 
 
 def _cost_text(cost: RehearsalCost, settings: Settings) -> str:
@@ -319,20 +343,15 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         answer_tokens=prices.answer_tokens,
         progress=False if arguments.quiet or arguments.json else None,
     )
-    written = (
-        []
-        if arguments.demonstrations is None
-        else _demonstrations(arguments, settings, examples, rehearsal.labels, size=size, delta=delta)
-    )
+    has_words = not (arguments.json or arguments.quiet)
+    if has_words:
+        assumed = () if arguments.public is None else _assumptions(settings, rehearsal, has_instruction=bool(free))
+        say("\n".join([*assumed, *_unused(settings), trial.table()]))
+    written = _demonstrations(arguments, settings, examples, rehearsal.labels, size=size, delta=delta)
     if arguments.json:
         more = {} if arguments.demonstrations is None else {"demonstrations": written}
         say(json.dumps({**trial.to_dict(), **more}, indent=2))
-    elif not arguments.quiet:
-        if arguments.public is not None:
-            say("\n".join(_assumptions(settings, rehearsal, has_instruction=bool(free))))
-        if unused := _unused(settings):
-            say(f"not used: {', '.join(unused)} of the settings; the table compares what it finds best")
-        say(trial.table())
+    elif has_words:
         for row in written:
             say(_DEMONSTRATION.format(**row))
         if trial.recommended is not None:
@@ -341,10 +360,11 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
 
 
 def _unused(settings: Settings) -> list[str]:
-    """Returns what a table of every epsilon, shape and mechanism has no use for."""
+    """Returns the line on what a table of every epsilon, shape and mechanism has no use for, if there is any."""
     below = (settings.get("answers") or LabelAnswers()).abstain_below
     given = [name for name in ("epsilon", "rows", "noise") if settings.get(name) is not None]
-    return given if below in {None, "never"} else [*given, "answers.abstain_below"]
+    given += [] if below in {None, "never"} else ["answers.abstain_below"]
+    return [f"not used: {', '.join(given)} of the settings; the table compares what it finds best"] if given else []
 
 
 def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: bool) -> Iterator[str]:
@@ -378,16 +398,20 @@ def _demonstrations(
     size: int,
     delta: float,
 ) -> list[dict[str, Any]]:
-    """Returns what noise leaves of private demonstrations at each epsilon; no accuracy, which the texts decide."""
+    """Returns what noise leaves of private demonstrations at each epsilon; no accuracy, which the texts decide.
+
+    Where none are asked for it returns nothing.
+    """
     from langchain_dpicl.generation.plan import Segment, plan_generation
     from langchain_dpicl.rehearsal.choice import EPSILONS
     from langchain_dpicl.rehearsal.generation import rehearse_generation
 
-    keys: dict[str, Any] = {"text_key": settings.data.text_key, "label_key": _label_key(settings), "labels": labels}
+    if arguments.demonstrations is None:
+        return []
     rehearsal = rehearse_generation(
         load_model(settings.model),
         examples,  # the number of calls is that of labels and shapes
-        **keys,
+        **_keys(settings),
         max_tokens=_REHEARSED_TOKENS,
         max_calls=arguments.max_calls,
         progress=False if arguments.quiet else None,
@@ -425,15 +449,14 @@ def _instruction_only(settings: Settings, examples: Sequence[Any], labels: Seque
     from langchain_dpicl.options import Decoding, Rows
     from langchain_dpicl.rehearsal.choice import FreeRival
 
-    model, text_key, label_key = load_model(settings.model), settings.data.text_key, _label_key(settings)
-    keys: dict[str, Any] = {"text_key": text_key, "label_key": label_key, "labels": labels}
+    model, keys = load_model(settings.model), {**_keys(settings), "labels": labels}
     likeliest = Decoding(top_k=1)  # equal commands print equal tables
     written = demonstrations_from_instruction(llm=model, **keys, max_tokens=_WRITTEN_TOKENS, decoding=likeliest)
     voter = PublicVotingRunnable.from_public_examples(
         written.examples, llm=model, **keys, rows=Rows(slots=1, shots=len(labels))
     )
-    found = voter.batch([record[text_key] for record in examples])
-    right = [label == record[label_key] for label, record in zip(found, examples, strict=True)]
+    found = voter.batch([record[keys["text_key"]] for record in examples])
+    right = [label == record[keys["label_key"]] for label, record in zip(found, examples, strict=True)]
     name = "instruction only: a prompt of examples that the model wrote"
     return FreeRival(name, 0, bool(voter.report["content_free"]), sum(right) / len(right))
 

@@ -50,6 +50,14 @@ class Cost:
     tokens_in: int
     tokens_out: int
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.private_calls + other.private_calls,
+            self.public_calls + other.public_calls,
+            self.tokens_in + other.tokens_in,
+            self.tokens_out + other.tokens_out,
+        )
+
     def money(self, *, price_in: float, price_out: float) -> float:
         """Returns the price, given prices per million tokens."""
         check_real("price_in", price_in, low=0.0)

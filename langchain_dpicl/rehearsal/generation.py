@@ -22,12 +22,14 @@ from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrenc
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.options import LLM, Decoding, GenerationTask, html_table, option_of
 from langchain_dpicl.planning.expected_utility import noise_deviation, occupancy, top_chances
+from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.rehearsal.rehearsal import (
     MOST_CALLS,
     ONLY_PUBLIC,
     Origin,
+    RehearsalCost,
     SavedRehearsal,
     arehearse_now,
     count_of,
@@ -62,6 +64,7 @@ _DEALS = 64
 _DIGITS = 6
 """Significant digits that are kept."""
 _RESAMPLES, _TAIL, _SEED = 400, 0.05, 20_230_930
+_INSTRUCTION_TOKENS = 30
 _MOST_STEPS, _MOST_OTHERS = 100_000, 10_000_000
 
 
@@ -525,9 +528,6 @@ class _Writing:
         refuse_private(public_examples, ONLY_PUBLIC)
         check_choice("origin", origin, get_args(Origin))
         check_int("max_tokens", max_tokens, low=1)
-        given = sorted({check_int("shots", one, low=1) for one in shots})
-        if not given:
-            raise fail("shots", "at least one number", 0)
         asked, rules = GenerationTask.of(task, instruction), option_of("decoding", decoding, Decoding)
         if asked.open_label is not None or asked.variation_prompt is not None or asked.hints:
             raise fail("task", "neither open_label nor what is of PrivateEvolution, which are not rehearsed", asked)
@@ -535,20 +535,19 @@ class _Writing:
             raise fail("Decoding.grammar", "None: what a grammar forces is not rehearsed", type(rules.grammar))
         if rules.released_words is not None:
             raise fail("Decoding.released_words", "None: words that records release are not rehearsed", "some")
-        names = _shown(asked, text_key, label_key)
-        wording = generation_wording(text_key, label_key, names, asked.instruction, asked.record_prompt)
-        pools = _pools(read_public(public_examples, names, text_key=text_key), label_key, labels)
-        per_label = check_int("texts_per_label", texts_per_label, low=1)
-        check_int("num_rows", num_rows, low=2)
-        drafts = tuple(
-            _draft(wording, label, pools[label], one, _deal(len(pools[label]), one, num_rows, (place, one, text)))
-            for one in given
-            for text in range(per_label)
-            for place, label in enumerate(pools)
+        wording, drafts = _drafts(
+            public_examples,
+            asked,
+            text_key=text_key,
+            label_key=label_key,
+            labels=labels,
+            shots=shots,
+            num_rows=num_rows,
+            texts_per_label=texts_per_label,
         )
-        most = sum(max_tokens * (1 + len(draft.prompts)) for draft in drafts)
+        most = _cost(drafts, max_tokens).public_calls
         if most > check_int("max_calls", max_calls, low=1):
-            advice = "Give fewer num_rows, shots or max_tokens, or a larger max_calls=."
+            advice = "Give fewer num_rows, shots or max_tokens, or a larger max_calls= (--max-calls)."
             raise fail("max_calls", f"at least the {most:,} calls that this rehearsal may need", max_calls, advice)
         backend = as_backend(llm)
         top_k, stop = check_rules(backend, rules)
@@ -558,7 +557,7 @@ class _Writing:
     @property
     def most_calls(self) -> int:
         """Prompts if every text is as long as it may be."""
-        return sum(self.max_tokens * (1 + len(draft.prompts)) for draft in self.drafts)
+        return _cost(self.drafts, self.max_tokens).public_calls
 
     @property
     def width(self) -> int:
@@ -609,6 +608,68 @@ class _Writing:
         """Returns the public candidates as `DecodingSpec.domain` does: the end is among them after the first token."""
         others = [token for token in likeliest if token != self.backend.eos]
         return tuple(others) if others and is_first else (*others, self.backend.eos)
+
+
+def generation_rehearsal_cost(
+    public_examples: Sequence[Mapping[str, Any] | Document],
+    *,
+    text_key: str = "text",
+    label_key: str | None = None,
+    labels: Sequence[str] | None = None,
+    max_tokens: int = 16,
+    record_tokens: int = 60,
+) -> RehearsalCost:
+    """Returns the calls and tokens of `rehearse_generation` with its usual rows; refuses what it would refuse.
+
+    Args:
+      public_examples: as of `rehearse_generation`.
+      text_key: as of `rehearse_generation`.
+      label_key: as of `rehearse_generation`.
+      labels: as of `rehearse_generation`.
+      max_tokens: as of `rehearse_generation`.
+      record_tokens: cap of an example.
+    """
+    keys: dict[str, Any] = {"text_key": text_key, "label_key": label_key, "labels": labels}
+    _, drafts = _drafts(public_examples, GenerationTask.of(None, None), **keys)
+    # Every text may end after its first token.
+    least, most = (_cost(drafts, tokens, record_tokens=record_tokens) for tokens in (1, max_tokens))
+    return RehearsalCost(least, most)
+
+
+def _cost(drafts: Sequence[_Draft], max_tokens: int, *, record_tokens: int = 60) -> Cost:
+    calls = max_tokens * sum(1 + len(draft.prompts) for draft in drafts)
+    shown = max_tokens * sum(len(draft.prompts) * draft.shots for draft in drafts)
+    # A prompt holds half of a text's tokens on average.
+    return Cost(0, calls, calls * (_INSTRUCTION_TOKENS + max_tokens // 2) + shown * record_tokens, calls)
+
+
+def _drafts(
+    public_examples: Any,
+    task: GenerationTask,
+    *,
+    text_key: str,
+    label_key: str | None,
+    labels: Sequence[str] | None,
+    shots: Sequence[int] = GENERATION_SHOTS,
+    num_rows: int = MOST_ROWS,
+    texts_per_label: int = 1,
+) -> tuple[GenerationTemplate, tuple[_Draft, ...]]:
+    """Returns the wording and the texts to write; asks no model."""
+    given = sorted({check_int("shots", one, low=1) for one in shots})
+    if not given:
+        raise fail("shots", "at least one number", 0)
+    names = _shown(task, text_key, label_key)
+    wording = generation_wording(text_key, label_key, names, task.instruction, task.record_prompt)
+    pools = _pools(read_public(public_examples, names, text_key=text_key), label_key, labels)
+    per_label = check_int("texts_per_label", texts_per_label, low=1)
+    check_int("num_rows", num_rows, low=2)
+    drafts = tuple(
+        _draft(wording, label, pools[label], one, _deal(len(pools[label]), one, num_rows, (place, one, text)))
+        for one in given
+        for text in range(per_label)
+        for place, label in enumerate(pools)
+    )
+    return wording, drafts
 
 
 def _shown(task: GenerationTask, text_key: str, label_key: str | None) -> tuple[str, ...]:

@@ -674,6 +674,9 @@ class RehearsalCost:
     least: Cost
     most: Cost
 
+    def __add__(self, other: RehearsalCost) -> RehearsalCost:
+        return RehearsalCost(self.least + other.least, self.most + other.most)
+
 
 def asked_about(examples: Sequence[T], max_examples: int) -> list[T]:
     """Returns the examples that a rehearsal asks about: the first ones after a fixed public shuffle."""

@@ -19,7 +19,17 @@ from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.cli import rehearse as commands
 from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.rehearsal import FreeRival, Rehearsal, choice, propose_rows, rehearse, try_components
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.rehearsal import (
+    FreeRival,
+    Rehearsal,
+    choice,
+    propose_rows,
+    rehearsal_cost,
+    rehearse,
+    rehearse_generation,
+    try_components,
+)
 from langchain_dpicl.retrieval import plan_retrieval
 from tests.unit_tests.rehearsal.test_trying import rehearsed as made
 
@@ -317,6 +327,55 @@ def test_demonstrations_are_tried_on_a_file_sorted_by_label(by_label: Path, caps
     terms = ["--examples", "16", "--shots", "1", "--demonstrations", "1", "--public-size", "2000"]
     assert main(["try", str(by_label), *terms]) == 0
     assert capsys.readouterr().out.count("private demonstrations, epsilon ") == 4
+
+
+WITH_TEXTS = ("--demonstrations", "2", "--shots", "4", "--set", "cost.price_in=1000000", "--yes", *TERMS)
+# Of four labels: 16 one-shot rows and 20 four-shot ones with a public prompt each, for 16 tokens, or the first alone.
+LEAST_OF_TEXTS, MOST_OF_TEXTS = 4 * (17 + 21), 4 * (17 + 21) * 16
+
+
+def test_calls_of_demonstrations_are_agreed_to_before_the_first_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", str(TOPICS), *WITH_TEXTS]) == 0
+    printed = capsys.readouterr().out
+    votes, tokens = rehearsal_cost(64, shots=(4,)), 4 * 16 * (16 + 20 * 4) * 60
+    said = re.match(r"([\d,]+) to ([\d,]+) calls, at most [\d,]+ tokens and ([\d.]+) money; nothing private", printed)
+    assert said is not None
+    least, most, money = (float(number.replace(",", "")) for number in said.groups())
+    assert (least, most) == (votes.least.public_calls + LEAST_OF_TEXTS, votes.most.public_calls + MOST_OF_TEXTS)
+    assert votes.most.tokens_in + tokens < money < votes.most.tokens_in + 1.5 * tokens
+    lines = [json.loads(line) for line in TOPICS.read_text().splitlines()]
+    assert LEAST_OF_TEXTS <= rehearse_generation(EmbeddedLLM(), lines, label_key="label").calls <= MOST_OF_TEXTS
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (64, "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found"),
+        (49, "public_examples: expected at least two examples of label 'weather', found 1"),
+    ],
+    ids=["calls", "label"],
+)
+def test_what_demonstrations_refuse_is_refused_before_the_first_call(
+    lines: int, said: str, by_label: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_label.write_text("\n".join(by_label.read_text().splitlines()[:lines]))
+    monkeypatch.setattr(commands, "load_model", lambda _: pytest.fail("a model was loaded"))
+    most = rehearsal_cost(64, shots=(4,)).most.public_calls + MOST_OF_TEXTS
+    assert main(["try", str(by_label), *WITH_TEXTS, "--max-calls", str(most - 1)]) == 2
+    printed = capsys.readouterr()
+    assert said.format(most=most) in printed.err
+    assert printed.out == ""
+
+
+def test_the_table_is_printed_before_texts_are_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ModelCallError("the provider is out")
+
+    monkeypatch.setattr(commands, "_demonstrations", fails)
+    assert main(["try", str(TOPICS), *WITH_TEXTS]) != 0
+    assert "\nzero-shot  " in capsys.readouterr().out
 
 
 def test_demonstrations_need_texts(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
