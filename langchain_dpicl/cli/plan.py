@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -1068,9 +1069,8 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     is_usual = (settings.get("answers") or LabelAnswers()).abstain_below in {None, "auto", "never"}
     own = chosen.proposal if is_usual and _given_noise(settings) is None else None
     signal = _signal(plan.expected(source, calibrated=reads), own)
-    cost = plan.cost(
-        **_caps(settings, readings[reads]), student_calls=settings.cost.student_calls, student_shots=labels
-    )
+    students = {"student_calls": settings.cost.student_calls, "student_shots": labels}
+    cost = plan.cost(**_caps(settings, readings[reads]), **students)
     needed = plan.right_rows_needed(guess.chance, source=source, calibrated=reads)
     out: Output = {
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
@@ -1084,13 +1084,13 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         taken = {**_proposed(settings, chosen.proposal), "max_queries": plan.max_queries}
         out["recommendation"] = {**chosen.proposal.to_dict(), "settings": taken}
     if compares:
-        options = _pate_options(settings, source, chosen.mechanism, size, labels)
+        options = _pate_options(settings, source, readings, chosen.mechanism, size=size, labels=labels)
         out["options"] = [
             {
                 **option.to_dict(),
                 "overfill": option.plan.design.overfill,
-                "money": _money(option.plan.cost(**_caps(settings, readings[min(readings)])), settings),
-                "settings": _pate_settings(settings, option),
+                "money": _money(option.plan.cost(**_caps(settings, option.calls_per_row), **students), settings),
+                "settings": _pate_settings(settings, option, option.calibrated if len(readings) > 1 else None),
             }
             for option in options
         ]
@@ -1107,7 +1107,7 @@ def _num_inputs(settings: Settings, public_inputs: int) -> int:
 
 
 def _pate_options(
-    settings: Settings, source: RowSource, mechanism: str, size: int, labels: int
+    settings: Settings, source: RowSource, readings: Mapping[bool, int], mechanism: str, *, size: int, labels: int
 ) -> list[LabellingOption]:
     """Returns what is compared, best first."""
     from langchain_dpicl.pate.plan import propose_labelling
@@ -1123,7 +1123,7 @@ def _pate_options(
     if design is not None:
         design.check_wordings(wordings)
     asked, inputs = settings.get("max_queries"), guess.public_inputs or 1
-    if asked is None and not _can_reach(source, labels, guess.chance):
+    if asked is None and not _can_reach(source, readings, labels, guess.chance):
         asked = inputs  # fewer inputs would not reach it either
     return propose_labelling(
         size,
@@ -1136,15 +1136,16 @@ def _pate_options(
         max_queries=asked,
         abstain_below=_abstention(settings, labels, usual="auto"),
         source=source,
+        readings=readings,
         chance=guess.chance,
         wordings=wordings,
     )
 
 
-def _can_reach(source: RowSource, labels: int, chance: float) -> bool:
+def _can_reach(source: RowSource, readings: Iterable[bool], labels: int, chance: float) -> bool:
     """Whether any number of rows without noise is right with the wanted chance."""
-    shots = (1.0, 4.0, 8.0)
-    return any(source.facts(labels=labels, shots=one, calibrated=False).ceiling() >= chance for one in shots)
+    shapes = itertools.product((1.0, 4.0, 8.0), readings)
+    return any(source.facts(labels=labels, shots=shots, calibrated=read).ceiling() >= chance for shots, read in shapes)
 
 
 def _teachers(rows: Rows | None) -> Any:
@@ -1153,9 +1154,10 @@ def _teachers(rows: Rows | None) -> Any:
     return "one_sample" if rows is not None and rows.redraw_every == "run" else "fresh"
 
 
-def _pate_settings(settings: Settings, option: LabellingOption) -> Output:
+def _pate_settings(settings: Settings, option: LabellingOption, calibrated: bool | None) -> Output:
     design, mechanism = option.plan.design, option.plan.release.mechanism.name
-    found = _votes_settings(settings, design, mechanism, max_queries=option.plan.max_queries)
+    most = option.plan.max_queries
+    found = _votes_settings(settings, design, mechanism, calibrated=calibrated, max_queries=most)
     if option.plan.teachers == "one_sample":
         found["rows"]["redraw_every"] = "run"
     return found
@@ -1223,11 +1225,12 @@ def _teachers_text(teachers: dict[str, Any]) -> list[str]:
 def _pate_option_text(option: dict[str, Any]) -> str:
     shape = f"{option['num_slots']} x {option['shots_per_slot']}"
     fill = f"{option['overfill']:g}" if option["rows"] == "slots" and option["sampling"] == "poisson" else "-"
+    reading = " calibrated" if option["calibrated"] else ""
     return (
         f"  {option['teachers']:<11}{option['mechanism']:<17}{option['rows']:<6}{shape:<9}{fill:>5}"
         f"{option['max_queries']:>8,}{_noise_text(option, 3):>9}{100 * option['row_right']:>10.1f}%"
         f"{100 * option['right_label_prob']:>12.1f}%{100 * option['ceiling_prob']:>8.1f}%"
-        f"{option['private_calls']:>12,}{option['money']:>11,.2f}"
+        f"{option['private_calls']:>12,}{option['money']:>11,.2f}{reading}"
     )
 
 

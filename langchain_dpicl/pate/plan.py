@@ -12,7 +12,6 @@ from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.planning.expected_utility import (
     ROUGH_DRAWS,
     RowDesign,
-    VoteChances,
     search_designs,
     shot_law,
     vote_chances,
@@ -431,7 +430,9 @@ class LabellingOption:
       right_label_prob: expected chance that an input gets the right label.
       ceiling_prob: the same with any number of such rows and no noise.
       chance: the requested chance.
-      private_calls: expected private model calls of all inputs, one per row.
+      calibrated: whether rows are read as they are, or divided by those on content-free inputs.
+      calls_per_row: model calls of a row that is read so.
+      private_calls: expected private model calls of all inputs.
     """
 
     plan: LabellingPlan
@@ -439,10 +440,13 @@ class LabellingOption:
     right_label_prob: float
     ceiling_prob: float
     chance: float
+    calibrated: bool = False
+    calls_per_row: int = 1
     private_calls: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "private_calls", self.plan.cost().private_calls)
+        calls = self.plan.cost(calls_per_row=self.calls_per_row).private_calls
+        object.__setattr__(self, "private_calls", calls)
 
     @property
     def is_enough(self) -> bool:
@@ -471,6 +475,7 @@ class LabellingOption:
             "num_slots": design.num_slots,
             "shots_per_slot": design.shots_per_slot,
             "sampling": design.sampling,
+            "calibrated": self.calibrated,
             "max_queries": self.plan.max_queries,
             "noise_multiplier": round_up_at(self.plan.noise_multiplier),
             "row_right": round(self.row_right, 4),
@@ -495,6 +500,7 @@ def propose_labelling(
     max_queries: int | None = None,
     abstain_below: float | None = None,
     source: RowSource | None = None,
+    readings: Mapping[bool, int] | None = None,
     chance: float = 0.95,
     wordings: int = 1,
 ) -> list[LabellingOption]:
@@ -519,6 +525,8 @@ def propose_labelling(
       max_queries: how many of the inputs get a label; None: as many as possible, see above.
       abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
       source: where the numbers of rows come from; None: the usual guess.
+      readings: calls per row by whether rows are calibrated, of which each option takes the better; None: as they are,
+        for one call.
       chance: wanted probability that an input gets the right label.
       wordings: public wordings that slots read in turn; several leave unit rows out.
 
@@ -531,7 +539,8 @@ def propose_labelling(
     check_real("chance", chance, low=0.0, high=1.0, low_open=True)
     if not mechanisms or not teachers:
         raise fail("mechanisms, teachers", "at least one of each", (tuple(mechanisms), tuple(teachers)))
-    search = _TeacherSearch(public_size, epsilon, delta, labels, adjacency, abstain_below, source, chance)
+    rests, reads = source or RowGuess(), readings or {False: 1}
+    search = _TeacherSearch(public_size, epsilon, delta, labels, adjacency, abstain_below, rests, reads, chance)
     counts = _halves(public_inputs, least=2 * labels)
     if max_queries is not None:
         counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
@@ -558,7 +567,8 @@ class _TeacherSearch(NamedTuple):
     labels: int
     adjacency: Adjacency
     abstain_below: float | None
-    source: RowSource | None
+    source: RowSource
+    readings: Mapping[bool, int]
     chance: float
 
     def options(
@@ -581,12 +591,11 @@ class _TeacherSearch(NamedTuple):
 
         `counts` descend, so the chance of the right label ascends and a binary search finds the first count.
         """
-        plans: dict[int, tuple[LabellingPlan, float, VoteChances]] = {}
+        plans: dict[int, LabellingOption] = {}
 
         def is_enough(place: int) -> bool:
-            plan = self._plan(teachers, mechanism, design, counts[place])
-            plans[place] = plan, *self._chances(plan)
-            return plans[place][2].right >= self.chance
+            plans[place] = self._option(self._plan(teachers, mechanism, design, counts[place]))
+            return plans[place].is_enough
 
         place = 0
         if not is_enough(0) and len(counts) > 1:
@@ -594,14 +603,16 @@ class _TeacherSearch(NamedTuple):
             place = 1 + bisect.bisect_left(rest, True, key=is_enough)
         if place not in plans:
             is_enough(place)
-        plan, row_right, chances = plans[place]
-        return LabellingOption(plan, row_right, chances.right, max(chances.ceiling, chances.right), self.chance)
+        return plans[place]
 
-    def _chances(self, plan: LabellingPlan) -> tuple[float, VoteChances]:
-        """Returns the share of right rows, and the chances of an input."""
+    def _option(self, plan: LabellingPlan) -> LabellingOption:
+        """Returns a plan with the share of right rows, read in the better way, and the chances of an input."""
         size, law = plan.public_size, shot_law(plan.release, plan.public_size)
-        facts = mean_facts(self.source or RowGuess(), labels=self.labels, law=law, calibrated=False)
-        return facts.right, vote_chances(plan.release, size, facts=facts, threshold=plan.threshold)
+        found = {read: mean_facts(self.source, labels=self.labels, law=law, calibrated=read) for read in self.readings}
+        read, facts = max(found.items(), key=lambda item: item[1].right)
+        chances = vote_chances(plan.release, size, facts=facts, threshold=plan.threshold)
+        ceiling = max(chances.ceiling, chances.right)
+        return LabellingOption(plan, facts.right, chances.right, ceiling, self.chance, read, self.readings[read])
 
     def _plan(self, teachers: Teachers, mechanism: str, design: RowDesign, max_queries: int) -> LabellingPlan:
         rejected = rejection(self.abstain_below, design, public_size=self.public_size, mechanism=mechanism)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ from langchain_dpicl.pate.plan import compare_teachers, plan_labelling, propose_
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_deviation
 from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.privacy.extensions.registry import TEACHERS
+from tests.unit_tests.rehearsal.test_trying import rehearsed
 
 ROWS = ("--set", "rows.units=30", "--no-compare")
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
@@ -147,6 +149,7 @@ def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str
         designs=[RowDesign.choose(num_slots=30)],
         abstain_below=0.3,
         source=RowGuess(skill=0.7),
+        readings={False: 2},
         chance=0.9,
     )
     hidden = {"settings", "money", "overfill"}
@@ -155,6 +158,39 @@ def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str
     assert out["recommendation"] == out["options"][0]
     assert (out["plan"]["mechanism"], out["plan"]["threshold"], out["plan"]["constants"]) == ("gaussian", 9.0, [])
     assert len(out["options"]) == 3 * len({option["teachers"] for option in out["options"]})
+
+
+def test_the_comparison_has_the_calls_and_money_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["guess.labels=2", "rows.units=30", "noise=gaussian", "cost.price_in=500.0", "cost.student_calls=1000"]
+    told = [part for item in asked for part in ("--set", item)]
+    out = shown(capsys, *told, "--set", "answers.abstain_below=never", "--max-queries", "40")
+    same = [one for one in out["options"] if (one["teachers"], one["mechanism"]) == ("fresh", "gaussian")]
+    assert [(one["private_calls"], one["money"]) for one in same] == [
+        (out["cost"]["private_calls"], out["cost"]["money"])
+    ]
+
+
+@pytest.mark.parametrize("calibrate", [None, True, False])
+def test_the_comparison_takes_the_better_reading_of_those_that_were_rehearsed(
+    calibrate: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, better = (rehearsed(zero_shot=0.3, rows={1: right, 4: right}) for right in (0.5, 0.8))
+    shapes = (*raw.shapes, *(dataclasses.replace(shape, calibrated=True) for shape in better.shapes))
+    both = dataclasses.replace(raw, shapes=shapes, content_free=("N/A",))
+    both.save(tmp_path / "rehearsal.json")
+    told = ["--rehearsal", str(tmp_path / "rehearsal.json"), "--set", "rows.units=30", "--set", "noise=gaussian"]
+    told += [] if calibrate is None else ["--set", f"answers.calibrate={str(calibrate).lower()}"]
+    out = shown(capsys, *told, "--set", "cost.price_in=500.0", "--max-queries", "40")
+    is_calibrated = calibrate is not False
+    assert out["cost"]["private_calls"] == 40 * 30 * (1 + is_calibrated)
+    for one in out["options"]:
+        assert one["row_right"] == pytest.approx(both.facts(shots=1.0, calibrated=is_calibrated).right, abs=0.001)
+        assert one["private_calls"] == out["cost"]["private_calls"]
+        assert one["money"] == pytest.approx(out["cost"]["money"])
+        assert one["settings"]["answers"] == {"calibrate": is_calibrated}
+    assert run(*told, "--max-queries", "40") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("  fresh ", "  one_sample "))]
+    assert {line.endswith(" calibrated") for line in lines if "units" in line} == {is_calibrated}
 
 
 def test_calls_tokens_and_money_are_those_of_teachers_and_students(capsys: pytest.CaptureFixture[str]) -> None:
