@@ -295,7 +295,7 @@ def _tried(arguments: argparse.Namespace) -> Settings:
     settings = read_settings(arguments, methods=_METHODS)
     if arguments.documents is not None:
         refuse_wordings(settings.get("task"))
-        terms = {"participations": arguments.participations, "adjacency": settings.adjacency}
+        terms: dict[str, Any] = {"participations": arguments.participations, "adjacency": settings.adjacency}
         plan_retrieval(_MADE_UP_SIZE, epsilon=None, noise_multiplier=1.0, delta=_DELTA, width=2, **terms)
     return settings
 
@@ -449,7 +449,8 @@ def _instruction_only(settings: Settings, examples: Sequence[Any], labels: Seque
     from langchain_dpicl.options import Decoding, Rows
     from langchain_dpicl.rehearsal.choice import FreeRival
 
-    model, keys = load_model(settings.model), {**_keys(settings), "labels": labels}
+    model = load_model(settings.model)
+    keys: dict[str, Any] = {**_keys(settings), "labels": labels}
     likeliest = Decoding(top_k=1)  # equal commands print equal tables
     written = demonstrations_from_instruction(llm=model, **keys, max_tokens=_WRITTEN_TOKENS, decoding=likeliest)
     voter = PublicVotingRunnable.from_public_examples(
