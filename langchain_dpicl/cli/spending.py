@@ -250,7 +250,12 @@ def rehearsed(settings: Settings) -> dict[str, Any]:
 
 
 def on_ledger(settings: Settings) -> Settings:
-    """Returns the settings with the terms that the named ledger gives a share; refuses one that does not fit."""
+    """Returns the settings with the terms that the named ledger gives a share.
+
+    Refuses one that does not fit, or that the ledger holds at another epsilon or delta.
+    """
+    from langchain_dpicl.privacy.ledger.writer import check_same_terms
+
     if settings.budget.ledger is None:
         return settings
     budget = budget_of(settings)
@@ -261,7 +266,12 @@ def on_ledger(settings: Settings) -> Settings:
         own = getattr(settings.get("noise"), "delta", None)
         delta = settings.budget.delta if own is None else own
         delta = budget.budget.default_delta(epsilon) if delta is None else delta
-        budget.budget.check_fits(_name_of(settings), epsilon=epsilon, delta=delta)
+        name = _name_of(settings)
+        budget.budget.check_fits(name, epsilon=epsilon, delta=delta)
+        for share in budget.report().shares:
+            for each in share.terms.components:
+                if each.name == name:  # its tickets are known to the component alone
+                    check_same_terms(dataclasses.replace(each, epsilon=epsilon, delta=delta), each)
         limits = settings.budget.replace(epsilon=epsilon, delta=delta, adjacency=budget.adjacency)
         return dataclasses.replace(settings, budget=limits)
     finally:

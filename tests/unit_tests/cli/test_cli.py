@@ -763,6 +763,28 @@ class TestGenerate:
         assert "broken line" in captured.err
 
 
+@pytest.mark.parametrize("changed", [("--epsilon", "2"), ("--delta", "1e-7")])
+def test_a_dry_run_refuses_a_share_that_the_ledger_holds_on_other_terms(
+    changed: tuple[str, str],
+    records: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["ledger", "create", "l.db", "--epsilon", "8", "--delta", "1e-4"]) == 0
+    named = ("--ledger", "l.db", "--component", "mine", "--quiet")
+    assert generate(records, "out.json", *named) == 0
+    assert generate(records, "again.json", *named, "--dry-run") == 0
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
+    capsys.readouterr()
+    for more in ((), ("--dry-run",)):
+        assert generate(records, "again.json", *named, *changed, *more) == 3
+        printed = capsys.readouterr()
+        assert not printed.out
+        assert "'mine': expected the terms sealed by its first reservation, found others in" in printed.err
+
+
 class TestFormatsOfRecords:
     BOM = b"\xef\xbb\xbf"
 
