@@ -49,7 +49,7 @@ from langchain_dpicl.cli.spending import (
 )
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Topics
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.backends.tuning.tasks import PromptTask
@@ -128,6 +128,7 @@ def run_evolve(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int
 def _demonstrate(call: Call) -> int:
     arguments, settings = call.arguments, call.settings
     check_workers(arguments, settings)
+    check_int("max_tokens", settings.get("max_tokens", 1), low=1)
     if arguments.dry_run:
         return dry_run(call)
     check_target(arguments, settings)
@@ -409,7 +410,10 @@ def add_documents(commands: Any, *, run: Any) -> None:
     words.add_argument("--vocabulary", type=Path, metavar="FILE", help="public keywords, one a line")
     words.add_argument("--public-texts", type=Path, metavar="FILE", help="public texts, one a line, to take words from")
     command.rare.add_argument(
-        "--vocabulary-size", type=int, metavar="N", help="words of them (1000), or of the embedded model's public texts"
+        "--vocabulary-size",
+        type=int,
+        metavar="N",
+        help="words of --public-texts (1000), or of the embedded model's public texts",
     )
     command.rare.add_argument("--deny", type=Path, metavar="FILE", help="PUBLIC words that must not leave, one a line")
     add_shared(command, "documents_per_topic", "model", "checkpoint", data=("public_size",))
@@ -456,6 +460,9 @@ def _topics(arguments: argparse.Namespace, settings: Settings) -> Any:
     size = 1_000 if arguments.vocabulary_size is None else arguments.vocabulary_size
     records = None if settings.data.file is None else Path(settings.data.file)
     if arguments.vocabulary is not None:
+        if arguments.vocabulary_size is not None:
+            expected = "none beside --vocabulary, all of whose lines are taken"
+            raise fail("--vocabulary-size", expected, arguments.vocabulary_size)
         return topics.replace(vocabulary=tuple(public_lines(arguments.vocabulary, records, _WORDS)))
     texts = None if arguments.public_texts is None else public_lines(arguments.public_texts, records, _WORDS)
     return topics.replace(vocabulary=public_vocabulary(texts, size=size))

@@ -120,6 +120,10 @@ def test_public_faults_are_refused(
         assert documents(notes, option, str(words), "--out", str(words)) == 2
         assert "another file than those that the command reads" in capsys.readouterr().err
     assert words.read_text() == "card\n\ntransfer\nboat\n"
+    for more in (("--dry-run",), ("--out", str(tmp_path / "out.json"))):
+        assert documents(notes, "--vocabulary", str(words), "--vocabulary-size", "1", *more) == 2
+        said = "--vocabulary-size: expected none beside --vocabulary, all of whose lines are taken, found 1."
+        assert said in capsys.readouterr().err
     words.write_bytes(b"\xff\xfe\x00card")
     assert documents(notes, "--public-texts", str(words), "--out", str(tmp_path / "out.json")) == 2
     assert documents(notes, "--set", "topics.num_topics=0", "--dry-run") == 2
