@@ -514,6 +514,11 @@ class Model(Option):
     embeddings: str | None = None
     private_process: bool = False
 
+    def _check_together(self) -> None:
+        if not self.name:
+            expected = "'embedded', a folder that holds a model, provider:model or module:attribute"
+            raise fail("--model", expected, self.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Guess(Option):

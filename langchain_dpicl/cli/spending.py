@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_TEXT, check_path, read_plain
 from langchain_dpicl.cli.inputs import (
     Settings,
     add_flags,
@@ -123,7 +123,7 @@ def check_kept(file: Path, arguments: argparse.Namespace, settings: Settings) ->
 def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> bool:
     """Whether the run's checkpoint, or the memo of its workers, holds what the file of the same component holds."""
     checkpoint, has_workers = settings.get("checkpoint"), getattr(arguments, "ray", None) is not None
-    is_kept = checkpoint is not None and Path(checkpoint).exists()
+    is_kept = checkpoint is not None and check_path("checkpoint", checkpoint).exists()
     if settings.budget.ledger is None or not (is_kept or (has_workers and settings.method != "evolution")):
         return False
     try:

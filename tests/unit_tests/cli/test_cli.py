@@ -890,6 +890,15 @@ class TestTheTargetFile:
         assert "--out: expected a file that does not exist yet, found 'out.json'. It may be" in capsys.readouterr().err
         assert Path("out.json").read_text() == "of an earlier run"
 
+    @pytest.mark.usefixtures("nothing_is_spent")
+    def test_is_not_compared_with_a_checkpoint_that_is_no_path(
+        self, records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(records.parent)
+        Path("out.json").write_text("of an earlier run")
+        assert generate(records, "out.json", "--ledger", "l.db", "--component", "a", "--set", "checkpoint=5") == 2
+        assert "checkpoint: expected the path of a file, found int." in capsys.readouterr().err
+
     def test_that_is_empty_as_mktemp_leaves_it_is_taken(self, records: Path, tmp_path: Path) -> None:
         (out := tmp_path / "out.json").touch()
         assert generate(records, out, "--quiet") == 0
@@ -952,6 +961,10 @@ class TestTheModelOption:
             (
                 "nowhere",
                 "expected 'embedded', a folder that holds a model, provider:model or module:attribute, found 'nowhere'",
+            ),
+            (
+                "",
+                "--model: expected 'embedded', a folder that holds a model, provider:model or module:attribute, found ''",
             ),
             (":nothing", "expected 'embedded', a folder that holds a model, provider:model or module:attribute"),
             ("nowhere:nothing", "no module named 'nowhere'"),
