@@ -398,6 +398,8 @@ def _share(settings: Settings) -> dict[str, Any]:
     if name is None and settings.budget.ledger is not None:
         name = f"{settings.method}-{settings.data.dataset_id}"
     epsilon = settings.get("epsilon", settings.budget.epsilon)
+    if epsilon is None and settings.budget.ledger is not None:
+        raise fail("epsilon", "this component's share of the ledger", None, "Give --epsilon.")
     return {**settings.only("inputs", "timeout", "part"), "component": name, "epsilon": epsilon}
 
 
@@ -480,7 +482,7 @@ _NOTES_OF_DISCOVER = f"""\
 Without --by it counts units. With --by FIELD it finds the values of a field that enough units hold; with --value, once
 per value, it counts those. With --words it finds words of the texts that many units write; read them before you send
 them on, names are released too. No model is asked. {RELEASED}No result depends on a declared size. Without
---public-size the report gives the largest size that --delta allows, 0.1/delta, as the size of the records.
+--public-size the report gives the largest size that --delta allows, about 0.1/delta, as the size of the records.
 
 {BUDGET_NOTES}"""
 
@@ -601,11 +603,12 @@ def _run(
 
 
 def _most_units(delta: float) -> int:
-    """Returns the largest number of units that goes with a delta."""
+    """Returns the largest number of units of two digits that goes with a delta."""
     if delta == 0:
         advice = "Give --public-size N: a rough guess will do, as counts do not depend on it."
         raise fail("--public-size", "the declared number of units, at delta 0", None, advice)
-    return max(1, int(0.1 / delta))
+    most = str(max(1, int(0.1 / delta)))
+    return int(most[:2].ljust(len(most), "0"))  # three digits would read like a count
 
 
 def _discovery_text(plan: DiscoveryPlan | WordsPlan) -> str:

@@ -86,6 +86,15 @@ def test_a_dry_run_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_size_that_nobody_declared_does_not_read_like_a_count(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert discover(films, "--text-key", "director", "--delta", "3e-7", "--out", str(out)) == 0
+    assert '"public_size": 330000' in out.read_text()
+    assert "reads like a count" not in capsys.readouterr().err
+
+
 def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path := tmp_path / "one.jsonl").write_text(json.dumps({"director": CANARY}))
     assert discover(path, "--by", "director", "--out", str(tmp_path / "out.json")) == 0

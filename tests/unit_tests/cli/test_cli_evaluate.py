@@ -207,6 +207,9 @@ def test_a_ledger_pays_once_and_then_refuses(
     assert main(["ledger", "create", "b.db", "--epsilon", "3", "--delta", "1e-5"]) == 0
     rest = ("r.jsonl", "--public-size", "400", "--label-key", "queue", *LABELS, "--ledger", "b.db", "--epsilon", "2")
     asked = ("evaluate", *rest, "--model", "evaluation_models:llm", "--prompt", "good.txt", "--component", "one")
+    for more in (("--dry-run",), ("--out", "out.json")):
+        assert main([*(each for each in asked if each not in ("--epsilon", "2")), *more]) == 2
+        assert "epsilon: expected this component's share of the ledger, found None" in capsys.readouterr().err
     assert main([*asked, "--dry-run"]) == 0
     assert main([*asked, "--out", "out.json"]) == 0
     assert later(monkeypatch, *asked, "--out", "again.json") == 3
