@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,9 +23,10 @@ from langchain_dpicl.cli.inputs import (
     read_settings,
 )
 from langchain_dpicl.cli.plan import num_wordings, toml_lines
+from langchain_dpicl.cli.spending import save_or_print
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, check_positive_delta, fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.rehearsal.choice import FreeRival, TriedOption
@@ -115,7 +117,7 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
     if rehearsal is None:
         return 0
     if arguments.out is not None:
-        rehearsal.save(arguments.out)
+        save_or_print(rehearsal, arguments.out, say=say, complain=say)
     if arguments.json:
         shown = {"rests_on": rehearsal.rests_on, "model": rehearsal.model, "labels": list(rehearsal.labels)}
         say(json.dumps({**shown, **rehearsal.summary(), "shapes": rehearsal.rows()}, indent=2))
@@ -300,12 +302,26 @@ def _tried(arguments: argparse.Namespace) -> Settings:
     return settings
 
 
+def _size_and_delta(arguments: argparse.Namespace, settings: Settings) -> tuple[int, float]:
+    """Returns the declared units and the delta that are tried; refuses what would be refused after the calls."""
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
+
+    size = _MADE_UP_SIZE if settings.data.public_size is None else sum(settings.data.sizes().values())
+    check_int("public_size", size, low=1)
+    delta = min(_DELTA, 0.1 / size) if settings.budget.delta is None else settings.budget.delta
+    PrivateExamples([], public_size=size).check_delta(check_positive_delta(delta))
+    check_int("max_queries", settings.get("max_queries", 1), low=1)
+    check_int("--documents", arguments.documents or 0, low=0)
+    return size, delta
+
+
 def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
     """Prints the table and the recommendation. Returns 0, whatever is recommended."""
     from langchain_dpicl.rehearsal.choice import try_components
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal, asked_about
 
     settings = _tried(arguments)
+    size, delta = _size_and_delta(arguments, settings)
     guess, prices = settings.guess, settings.cost
     free: list[FreeRival] = []
     examples: Sequence[Any] = ()
@@ -322,8 +338,6 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
             free.append(_instruction_only(settings, asked, rehearsal.labels))
     if rehearsal is None:
         return 0
-    size = sum(settings.data.sizes().values()) if settings.data.public_size is not None else _MADE_UP_SIZE
-    delta = min(_DELTA, 0.1 / size) if settings.budget.delta is None else settings.budget.delta
     trial = try_components(
         rehearsal,
         size,
@@ -343,6 +357,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         answer_tokens=prices.answer_tokens,
         progress=False if arguments.quiet or arguments.json else None,
     )
+    trial = dataclasses.replace(trial, options=tuple(_as_asked(one, settings) for one in trial.options))
     has_words = not (arguments.json or arguments.quiet)
     if has_words:
         assumed = () if arguments.public is None else _assumptions(settings, rehearsal, has_instruction=bool(free))
@@ -361,10 +376,19 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
 
 def _unused(settings: Settings) -> list[str]:
     """Returns the line on what a table of every epsilon, shape and mechanism has no use for, if there is any."""
-    below = (settings.get("answers") or LabelAnswers()).abstain_below
+    answers = settings.get("answers") or LabelAnswers()
     given = [name for name in ("epsilon", "rows", "noise") if settings.get(name) is not None]
-    given += [] if below in {None, "never"} else ["answers.abstain_below"]
+    thresholds = {"abstain_below": answers.abstain_below not in {None, "never"}, "min_votes": answers.min_votes}
+    others = {**thresholds, "scores": answers.scores}
+    given += [f"answers.{name}" for name, is_asked in others.items() if is_asked]
     return [f"not used: {', '.join(given)} of the settings; the table compares what it finds best"] if given else []
+
+
+def _as_asked(option: TriedOption, settings: Settings) -> TriedOption:
+    """Returns an option whose settings read answers as the rehearsal did, which nothing compares later."""
+    asked = (settings.get("answers") or LabelAnswers()).replace(abstain_below=None, min_votes=None, scores=False)
+    answers = {**asked.to_dict(), **option.settings["answers"]}
+    return dataclasses.replace(option, settings={**option.settings, "answers": answers})
 
 
 def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: bool) -> Iterator[str]:

@@ -86,13 +86,17 @@ class SavedRehearsal(ABC):
     def _of(cls, state: Mapping[str, Any]) -> Self:
         """Returns the rehearsal of what `to_dict` returned; refuses other values."""
 
+    def to_json(self) -> str:
+        """Returns the text of the file that `save` writes."""
+        return self._FORM.text(self.to_dict())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the rehearsal to a JSON file, atomically.
 
         Args:
           path: file to create or replace; its folder must exist.
         """
-        write_whole(path, self._FORM.text(self.to_dict()))
+        write_whole(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -405,7 +409,7 @@ class Rehearsal(SavedRehearsal):
         """SHA-256 of the rehearsal, for reports."""
         import hashlib
 
-        return hashlib.sha256(self._FORM.text(self.to_dict()).encode()).hexdigest()
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def summary(self) -> dict[str, Any]:
         """Returns what reports say of the rehearsal that chose the rows."""

@@ -192,6 +192,20 @@ def test_a_target_that_could_not_be_written_is_refused_before_a_call(
     assert "FILE: expected the file of public examples, found none" in capsys.readouterr().err
 
 
+def test_a_rehearsal_that_cannot_be_saved_is_printed(
+    public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Rehearsal, "save", full)
+    assert main(["rehearse", str(public), "--out", str(tmp_path / "rehearsal.json"), *FEW, "--quiet"]) == 2
+    printed = capsys.readouterr()
+    (copied := tmp_path / "copied.json").write_text(printed.out)
+    assert len(Rehearsal.load(copied).gold) == 16
+    assert "No space left on device" in printed.err
+
+
 def test_quiet_prints_nothing_and_json_nothing_else(public: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["rehearse", str(public), "--quiet", *FEW]) == 0
     captured = capfd.readouterr()

@@ -86,6 +86,23 @@ def test_it_says_which_settings_it_has_no_use_for(rehearsed: Path, capsys: pytes
     assert "not used" not in rest
 
 
+@pytest.mark.usefixtures("proposed_once")
+def test_recommended_settings_have_the_other_answers_as_asked(
+    rehearsed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["--set", "answers.votes=text", "--set", "answers.abstain_label=unsure"]
+    asked = [*named, "--set", "answers.scores=true", "--set", "answers.min_votes=3"]
+    given = ["try", "--rehearsal", str(rehearsed), *TERMS, *asked]
+    assert main(given) == 0
+    said, _, rest = capsys.readouterr().out.partition("\n")
+    assert said.startswith("not used: answers.min_votes, answers.scores of the settings")
+    answers = tomllib.loads(rest.partition("recommended: ")[2].partition("\n")[2])["answers"]
+    assert answers == {"votes": "text", "abstain_label": "unsure", "calibrate": False}
+    assert main([*given, "--documents", "30", "--json"]) == 0
+    found = [one["settings"]["answers"]["votes"] for one in json.loads(capsys.readouterr().out)["options"]]
+    assert found == ["text"] * 8
+
+
 def test_rows_are_those_that_read_the_wordings_of_the_task(
     rehearsed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +248,26 @@ def test_the_exit_code_and_the_recommendation_follow_the_numbers(
 )
 def test_what_cannot_be_tried_is_refused(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", *given, "--examples", "16", "--shots", "1"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--delta", "1e-5", "--public-size", "20000"], "delta: expected at most 1/(10 * public_size) = 5e-06"),
+        (["--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
+        (["--delta", "0"], "delta: expected a number above 0 and below 1, found 0"),
+        (["--documents", "-1"], "--documents: expected an integer >= 0, found -1"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_the_first_call(
+    given: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(_: Any) -> None:
+        raise AssertionError("a model was made")
+
+    monkeypatch.setattr(commands, "load_model", load)
+    assert main(["try", *given]) == 2
     assert said in capsys.readouterr().err
 
 
