@@ -305,18 +305,23 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     finally:
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
-        has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
+        has_some = has_some or run.is_finished or bool(getattr(run, "topics", ())) or _has_words(run)
         if has_some or (has_ended and not holds_something(arguments.out)):
             save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
     if stopped:
-        again = _continuation(has_workers=has_workers, is_durable=budget.budget.durable)
+        again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
         call.complain(f"{stopped} {saved} {again}")
-    if arguments.json:
+    if arguments.json and (has_some or "checkpoint" in arguments):
         call.say(run.result.to_json())
-    elif not arguments.quiet:
+    elif not call.is_quiet:
         say_report(budget, say=call.say)
     return code
+
+
+def _has_words(run: Any) -> bool:
+    """Whether a run holds released words that it has not yielded, since their pairs are missing."""
+    return any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
 
 
 def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:
@@ -324,9 +329,11 @@ def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:
     say("\n".join([str(budget.report()), "", *remaining_text(budget.budget)]))
 
 
-def _continuation(*, has_workers: bool, is_durable: bool) -> str:
+def _continuation(call: Call, *, has_workers: bool, is_durable: bool) -> str:
     if has_workers:
         return "The same command continues where this one stopped."
+    if is_durable and "checkpoint" not in call.arguments:
+        return "The same command with another --out releases what is left."
     if is_durable:
         return "With --checkpoint FILE from the start the same command continues where it stopped."
     return "A new run starts over, on a budget of its own."

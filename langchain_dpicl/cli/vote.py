@@ -40,6 +40,7 @@ from langchain_dpicl.cli.spending import (
     public_lines,
     records_of,
     rehearsed,
+    release,
     save_or_print,
     say_report,
     share_of,
@@ -529,14 +530,13 @@ def run_discover(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
         return DONE
     check_target(arguments, settings)
     run, budget = _run(arguments, settings, what, noise)
-    released = run.run()
-    save_or_print(released, arguments.out, say=say, complain=complain)
-    if arguments.json:
-        say(released.to_json())
-    elif not arguments.quiet:
-        say("\n".join([_discovery_text(run.plan), "", *_found_text(released), ""]))
-        say_report(budget, say=say)
-    return DONE
+    call = Call(arguments, settings, say, complain)
+    if not call.is_quiet:
+        say(_discovery_text(run.plan))
+    code = release(run, call, shown=lambda _: "", budget=budget)
+    if not call.is_quiet and code == DONE:
+        say("\n".join(_found_text(run.result)))
+    return code
 
 
 def _what_is_found(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:

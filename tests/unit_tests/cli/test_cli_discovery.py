@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from langchain_dpicl import ReleasedCounts, verify_report
+from langchain_dpicl import ReleasedCounts, discovery, verify_report
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.vote import _counts_text
 from langchain_dpicl.released import ReleasedWords
@@ -254,3 +255,46 @@ def test_a_declared_field_is_counted_on_the_data_set_of_other_components(
     named = ("--component", "words", "--out", str(tmp_path / "words.json"))
     words = other_shells.run("discover", str(notes), *TERMS, "--words", *paid, *named)
     assert said in words.stdout + words.stderr
+
+
+def test_words_that_were_released_before_a_stop_are_saved(
+    notes: Path,
+    tmp_path: Path,
+    other_shells: OtherShells,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger, out, real = str(tmp_path / "ledger.db"), tmp_path / "words.json", discovery.release_words
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    labels = ("--label-key", "kind", "--label", "old", "--label", "new", "--public-size", "1000")
+    terms = ("--epsilon", "2", "--unit-key", "user", "--ledger", ledger, "--component", "words")
+    paid = ("discover", str(notes), "--words", "--pairs", *labels, *terms)
+
+    def stops_in_pairs(*given: Any, **asked: Any) -> Any:
+        if asked["plan"].rule.kind == "unit_pairs":
+            raise KeyboardInterrupt
+        return real(*given, **asked)
+
+    monkeypatch.setattr(discovery, "release_words", stops_in_pairs)
+    assert main([*paid, "--out", str(out)]) == 130
+    assert set(ReleasedWords.load(out).by_label["old"]) == {"velda", "hums"}
+    said = capsys.readouterr().err
+    assert f"What was released is saved in {out}. The same command with another --out releases what is left." in said
+    again = other_shells.run(*paid, "--out", str(rest := tmp_path / "rest.json"))
+    assert again.returncode == 0, again.stderr
+    assert set(ReleasedWords.load(rest).by_label["new"]) == {"gorgon", "sings"}
+
+
+def test_a_stop_before_anything_is_released_saves_nothing(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(discovery, "release_counts", stopped)
+    for more in (("--by", "director"), ("--by", "director", "--json")):
+        assert discover(films, *more, "--out", str(tmp_path / "out.json")) == 130
+        said = capsys.readouterr()
+        assert "Nothing was released. A new run starts over, on a budget of its own." in said.err
+        assert "noisy count  at least" not in said.out
+    assert not (tmp_path / "out.json").exists()
