@@ -109,6 +109,7 @@ from langchain_dpicl.release.declare_share import (
 from langchain_dpicl.released.base import release_id
 from langchain_dpicl.released.counts import WordGroup, without_words
 from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, blocks_of
+from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.reports.verify import problems_in, public_words, topic_problems, topic_word_problems
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import RunCall, RunItem, RunJournal, reads_of, report_of
@@ -607,7 +608,9 @@ def _price_plan(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> Do
     plan = _priced(draft)
     if plan.epsilon > epsilon:
         advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
-        raise fail("epsilon", f"at least {plan.epsilon:.4g}, which all steps cost together", epsilon, advice)
+        raise fail(
+            "epsilon", f"at least {format_rounded_up(plan.epsilon, 4)}, which all steps cost together", epsilon, advice
+        )
     return plan
 
 

@@ -46,6 +46,7 @@ from langchain_dpicl.cli.vote import (
     run_vote,
 )
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.reports.rendering import format_rounded_up
 
 _END = "Exit codes: 0 done, 1 check failed, 2 bad input, 3 budget, 4 model, 130 Ctrl-C."
 
@@ -212,8 +213,8 @@ def _epsilon(arguments: argparse.Namespace) -> int:
     lines = [f"{'id':<{width}}  epsilon (upper bound)"]
     for result, check in zip(results, data["checks"] if isinstance(data, dict) else data, strict=True):
         paper = _published_epsilon(check)
-        beside = "" if paper is None else f"  (the paper's accounting: {paper:.6g})"
-        lines.append(f"{result['id']:<{width}}  {result['epsilon']:.6g}{beside}")
+        beside = "" if paper is None else f"  (the paper's accounting: {format_rounded_up(paper)})"
+        lines.append(f"{result['id']:<{width}}  {format_rounded_up(result['epsilon'])}{beside}")
     _say("\n".join(lines))
     return DONE
 

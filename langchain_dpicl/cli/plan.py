@@ -124,9 +124,9 @@ def documents_text(out: dict[str, Any]) -> str:
 def plan_lines(plan: DocumentsPlan, *, parts: dict[str, float], topic_size: int) -> list[str]:
     """Returns what a plan does, brings and costs, part by part."""
     cost = plan.cost()
-    each = ", ".join(f"{name} {epsilon:.2f}" for name, epsilon in parts.items())
+    each = ", ".join(f"{name} {format_rounded_up(epsilon, 3)}" for name, epsilon in parts.items())
     lines = [
-        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.adjacency}: all parts; alone: {each}",
+        f"epsilon  {price_text(plan.to_dict())}: all parts; alone: {each}",
         *_topic_lines(plan),
         *_word_lines(plan, topic_size),
         *_text_lines(plan),
@@ -227,6 +227,12 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
         found = float(format_rounded_up(out["plan"]["epsilon"]))
         raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
     return json.dumps(out, indent=2) if as_json else in_words(out)
+
+
+def price_text(plan: Mapping[str, Any]) -> str:
+    """Returns what a plan costs at most; the word epsilon comes before it."""
+    epsilon, delta = format_rounded_up(plan["epsilon"], 4), format_rounded_up(plan["delta"])
+    return f"{epsilon} at delta {delta}, adjacency {plan['adjacency']}"
 
 
 def _noise_text(plan: Mapping[str, Any], places: int = 4) -> str:
@@ -426,7 +432,7 @@ def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: 
     if rule.fixes_noise and plan.epsilon > settings.share_epsilon:
         raise ConfigurationError(
             f"noise.clip, decoding.temperature: expected noise that costs at most epsilon {settings.share_epsilon}, "
-            f"found {plan.epsilon:.4f}. Give one of the two, or raise the temperature or rows.slots."
+            f"found {format_rounded_up(plan.epsilon)}. Give one of the two, or raise the temperature or rows.slots."
         )
     return plan
 
@@ -480,7 +486,7 @@ def _generation_settings(settings: Settings, option: Output, rule: TokenRule) ->
 def _generation_text(out: dict[str, Any]) -> str:
     plan, cost, local = out["plan"], out["cost"], out["local"]
     lines = [
-        "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency} (nothing is spent)".format(**plan),
+        f"epsilon {price_text(plan)} (nothing is spent)",
         *_token_noise_text(plan, out),
         *_words_text(plan, out),
         "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), {how}, {candidates} candidates".format(
@@ -533,7 +539,7 @@ def _token_noise_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
     lines = ["noise    {mechanism}, ".format(**plan) + numbers.format(**plan) + blend]
     paper = out["published_epsilon"]
     if plan.get("free_tokens") is None:
-        price = "no finite epsilon" if paper is None else f"epsilon {paper:.4g}"
+        price = "no finite epsilon" if paper is None else f"epsilon {format_rounded_up(paper, 4)}"
         lines.append(f"         the paper's accounting: {price} for it (advanced composition; sampling earns nothing)")
     return lines
 
@@ -931,8 +937,7 @@ def _voting_text(out: dict[str, Any]) -> str:
     plan = out["plan"]
     abstained = f", abstention {100 * out['signal']['abstain_prob']:.1f} %" if plan["constants"] else ""
     lines = [
-        "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for {max_queries:,} queries "
-        "(nothing is spent)".format(**plan),
+        f"epsilon {price_text(plan)}, for {plan['max_queries']:,} queries (nothing is spent)",
         _vote_noise_text(plan),
         f"{_shape_text(plan)}, a new sample for every query, {plan['labels']} labels",
         *_vote_rows_text(out),
@@ -1012,7 +1017,7 @@ def _retrieval_text(out: dict[str, Any]) -> str:
     rows = "one for each unit that takes part" if slots is None else f"{slots} slots, however many units take part"
     calls = "{calls_per_query:.1f} calls per query, {tokens_in:,} tokens in, {tokens_out:,} out, money {money:.4f}"
     lines = [
-        "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, ".format(**plan) + once,
+        f"epsilon {price_text(plan)}, {once}",
         f"filter   each of {plan['public_size']:,} declared units takes part in {filter_['participations']} answers",
         "noise    gaussian, {noise_stddev:.2f} votes on every one of {width} labels; ".format(**plan)
         + "noise alone reaches {noise_floor:.1f} in one of twenty queries".format(**signal),
@@ -1191,8 +1196,8 @@ def _pate_text(out: dict[str, Any]) -> str:
     rejects = plan["constants"] or plan["threshold"] is not None
     rejected = f", rejected {100 * signal['abstain_prob']:.1f} %" if rejects else ""
     lines = [
-        "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for labels of {max_queries:,} of "
-        "{public_inputs:,} public inputs (nothing is spent)".format(**plan),
+        f"epsilon {price_text(plan)}, "
+        "for labels of {max_queries:,} of {public_inputs:,} public inputs (nothing is spent)".format(**plan),
         _vote_noise_text(plan),
         f"teachers {_DRAWN[plan['teachers']]}",
         f"{_shape_text(plan)}, {plan['labels']} labels",
@@ -1218,8 +1223,9 @@ def _teachers_text(teachers: dict[str, Any]) -> list[str]:
     head = (
         "Gaussian noise of {noise:.4g} votes on {num_teachers} one-shot teachers, {max_queries:,} labels, by teachers:"
     )
-    line = "  {teachers:<11}epsilon {epsilon:<9.4g} {adjacency}, sampling rate {sampling_rate:.5f}"
-    return [head.format(**teachers), *(line.format(**row) for row in teachers["prices"])]
+    line = "  {teachers:<11}epsilon {bound:<9} {adjacency}, sampling rate {sampling_rate:.5f}"
+    rows = ({**row, "bound": format_rounded_up(row["epsilon"], 4)} for row in teachers["prices"])
+    return [head.format(**teachers), *(line.format(**row) for row in rows)]
 
 
 def _pate_option_text(option: dict[str, Any]) -> str:
@@ -1293,8 +1299,7 @@ def _training_option(plan: TrainingPlan) -> Output:
 def _training_text(out: dict[str, Any]) -> str:
     plan, cost = out["plan"], out["cost"]
     lines = [
-        "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for {steps:,} training steps "
-        "(nothing is spent)".format(**plan),
+        f"epsilon {price_text(plan)}, for {plan['steps']:,} training steps (nothing is spent)",
         "noise    {mechanism}, multiplier {needed} of the sensitivity "
         "(scale {noise_scale:.3g} on each coordinate of the average gradient)".format(**plan, needed=_noise_text(plan)),
         "         all of it together is {noise_to_clip:.3g} clips long; an average gradient is at most 1".format(**out),
@@ -1343,7 +1348,7 @@ def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
 def _evolution_text(out: dict[str, Any]) -> str:
     shown, signal, share = out["plan"], out["signal"], 100 * out["signal"]["share_to_be_seen"]
     lines = [
-        "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency} (nothing is spent)".format(**shown),
+        f"epsilon {price_text(shown)} (nothing is spent)",
         f"noise    gaussian, multiplier {_noise_text(shown)} of the sensitivity "
         "(scale {noise_scale:.3f} on the votes of each candidate)".format(**shown),
         "rounds   {rounds} per label, every unit votes in each: at most {candidates} candidates, {num_survivors} "

@@ -21,6 +21,7 @@ from langchain_dpicl.cli.inputs import (
     read_settings,
 )
 from langchain_dpicl.cli.parser import DONE
+from langchain_dpicl.cli.plan import price_text
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     RELEASED,
@@ -473,7 +474,7 @@ def _dry_run(call: Call, plan: EvaluationPlan | ChoicePlan) -> int:
             f"population, +-{100 * expected['data']:.2f} for these records"
         )
     call.say(
-        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.adjacency}\n"
+        f"epsilon  {price_text(plan.to_dict())}\n"
         f"reads    {plan.sample:,} of the declared units on average; {calls:,} calls\n{words}"
     )
     return DONE
@@ -618,7 +619,7 @@ def _discovery_text(plan: DiscoveryPlan | WordsPlan) -> str:
         return _words_plan_text(plan)
     what = "units" if plan.release.rule.name is None else f"values of {plan.release.rule.name!r}"
     lines = [
-        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.release.adjacency}, counts of {what}",
+        f"epsilon  {price_text(plan.to_dict())}, counts of {what}",
         f"noise    discrete Laplace, scale {float(plan.release.scale):.3f}, deviation {plan.deviation:.2f} units",
     ]
     if plan.threshold is not None:
@@ -633,10 +634,9 @@ def _words_plan_text(plan: WordsPlan) -> str:
     release, rule = plan.release, plan.release.rule
     kinds = "words and pairs of them" if plan.pairs is not None else "words"
     split = f", each of {len(plan.labels)} labels by itself" if plan.labels else ""
-    terms = f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {release.adjacency}"
     chances = f"chance of 95 %, one of a single unit with at most {release.failure:.2g}"
     lines = [
-        f"{terms}, {kinds} of {rule.name!r}{split}",
+        f"epsilon  {price_text(plan.to_dict())}, {kinds} of {rule.name!r}{split}",
         f"noise    Gaussian, deviation {release.scale:.2f}; a unit's words, {rule.max_words} at most, add 1 in squares",
         f"found    from a sum of {plan.threshold:.1f} on: a word of {plan.found_from(0.95)} units with a {chances}",
     ]

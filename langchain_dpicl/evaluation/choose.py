@@ -35,6 +35,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import Release
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.reports.rendering import format_rounded_up
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Choice(Saved):
     def __str__(self) -> str:
         return (
             f"chosen: {self.name}; a mean mark {self.lead:.4f} above all others, on the units read, wins with 90 %; "
-            f"epsilon {self.plan.epsilon:.4g}"
+            f"epsilon {format_rounded_up(self.plan.epsilon, 4)}"
         )
 
 

@@ -38,6 +38,7 @@ from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.base import write_whole
+from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
 from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall
 
@@ -131,7 +132,7 @@ class OneRelease(ReleaseRun[T, Result]):
             raise RunInterruptedError(f"{msg} stays charged. Call it again: a new release, charged anew.", run=self)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(component={self.component!r}, epsilon={self.plan.epsilon:.4g})"
+        return f"{type(self).__name__}(component={self.component!r}, epsilon={format_rounded_up(self.plan.epsilon, 4)})"
 
 
 @dataclass(slots=True, eq=False)
@@ -471,7 +472,9 @@ class EvaluationResult(Saved):
         rows = [f"{name}: {_points(self.mean(name))}" for name in self.evaluators]
         if self.is_paired:
             rows += [f"{name}, above the baseline: {_points(self.difference(name))}" for name in self.evaluators]
-        return "\n".join([*rows, f"epsilon {self.plan.epsilon:.4g}, {self.plan.sample:,} units read on average"])
+        return "\n".join(
+            [*rows, f"epsilon {format_rounded_up(self.plan.epsilon, 4)}, {self.plan.sample:,} units read on average"]
+        )
 
 
 def _points(found: Estimate) -> str:

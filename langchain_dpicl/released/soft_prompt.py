@@ -23,6 +23,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.released.base import FileForm, Released, plain_json, text_in
 from langchain_dpicl.reports.claims import json_digest
+from langchain_dpicl.reports.rendering import format_rounded_up
 
 Array: TypeAlias = NDArray[np.float32]
 
@@ -376,8 +377,8 @@ class SoftPrompt(Released):
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        base = self.base["name"]
-        return f"SoftPrompt({self.method!r}, {self.num_virtual_tokens} x {base!r}, epsilon={self.epsilon:.6g})"
+        base, epsilon = self.base["name"], format_rounded_up(self.epsilon)
+        return f"SoftPrompt({self.method!r}, {self.num_virtual_tokens} x {base!r}, epsilon={epsilon})"
 
 
 def _digest(arrays: Mapping[str, Array]) -> str:

@@ -62,6 +62,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.options import Exhausted, QueryInput, Serving, calls_at_once, option_of
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.results import Receipt, Source
 from langchain_dpicl.runs.answer_memo import SPECS, Tenant, TenantRegistry, open_memo
 from langchain_dpicl.runs.private_tool import RESERVED, PrivateTool
@@ -871,7 +872,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         """Adds to a refusal what the share paid for, and what to do."""
         if isinstance(error, TenantCapExceededError):
             return  # its message is complete: the share is not involved
-        price = f"epsilon {self.share.epsilon:.4g} at delta {self.share.delta:.4g}"
+        price = f"epsilon {format_rounded_up(self.share.epsilon, 4)} at delta {format_rounded_up(self.share.delta, 4)}"
         advice = "Build another component for more, or take Serving(on_exhausted='zero_shot')."
         most = self.plan.max_queries
         queries = "queries of one window cost" if self._most != most else f"{most} queries cost"

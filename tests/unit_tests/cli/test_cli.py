@@ -168,13 +168,51 @@ def test_what_is_no_json_text_is_named_and_refused(
     assert "checks.bin: expected JSON" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "plan --public-size 5000 --max-tokens 4 --no-compare --set noise.multiplier=1.2345",
+        "plan --method voting --public-size 8000 --max-queries 90 --set guess.labels=4 --set noise.multiplier=4.4444",
+        "plan --method pate --public-size 6920 --public-inputs 99 --set guess.labels=2 --set noise.multiplier=9.1111",
+        "plan --method evolution --public-size 8000 --set noise.multiplier=12.3456",
+        "discover --by product --set noise.multiplier=2.3456",
+        "discover --words --set noise.multiplier=12.3456",
+    ],
+)
+def test_a_printed_bound_of_a_plan_is_not_below_the_bound(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = [*typed.split(), "--epsilon", "8", "--delta", "1e-6"]
+    assert main(printed) == 0
+    words = capsys.readouterr().out.split()
+    assert main([*printed, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    bound = plan.get("plan", plan)["epsilon"]
+    assert bound <= float(words[1]) <= bound * (1 + 1e-3)
+
+
+def test_the_printed_bounds_of_checks_are_not_below_the_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"adjacency": "any", "delta": 1e-6}
+    noises = (1.1, 1.3, 1.7, 2.3)
+    checks = [
+        {"id": f"n{noise}", **shape, "mechanisms": [{"type": "gaussian", "noise_multiplier": noise, "count": 3}]}
+        for noise in noises
+    ]
+    (path := tmp_path / "checks.json").write_text(json.dumps(checks))
+    assert main(["epsilon", str(path), "--json"]) == 0
+    bounds = [row["epsilon"] for row in json.loads(capsys.readouterr().out)]
+    assert main(["epsilon", str(path)]) == 0
+    printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert all(bound <= shown <= bound * (1 + 1e-5) for bound, shown in zip(bounds, printed, strict=True))
+
+
 def test_a_byte_order_mark_before_json_is_fine(checks_file: Path) -> None:
     checks_file.write_bytes(b"\xef\xbb\xbf" + checks_file.read_bytes())
     assert main(["epsilon", str(checks_file)]) == 0
 
 
 PRINTED = """\
-epsilon 1.0000 at delta 1e-06, adjacency add_remove, for 10,000 queries (nothing is spent)
+epsilon 1 at delta 1e-06, adjacency add_remove, for 10,000 queries (nothing is spent)
 noise    gaussian, multiplier 4.3032 of the sensitivity (scale 6.086 on the votes)
 rows     slots, 20 x 4 shot(s), fill 1, a new sample for every query, 4 labels
          8000 declared units, sampling rate 0.01000
