@@ -140,6 +140,9 @@ class _Found:
         return list(dict.fromkeys(name for _, one in self.records if isinstance(one, Mapping) for name in one))
 
 
+_NO_UTF8 = "invalid UTF-8; save the file as UTF-8"
+_OTHER_BYTES = re.compile("[\udc80-\udcff]")
+"""What stands for bytes that are no UTF-8, after reading with "surrogateescape"."""
 _NO_COMMAS = "expected cells between commas, found another sign between the names of the first line"
 _NO_CSV = (
     "no CSV from here on: expected a first line of distinct names, and cells between commas (not ; or tabs), in quotes "
@@ -151,23 +154,19 @@ def _read(path: Path, text_key: str) -> _Found:
     found = _Found(text_key)
     number, fault = 0, ""
     try:
-        with open_records(path) as file:
+        # Reading strictly fails up to 8 KiB before the bytes at fault, and names no line.
+        with open_records(path, errors="surrogateescape") as file:
             if is_csv(path):
                 for number, row in numbered_rows(file):
-                    if row is None:
-                        found.broken["more cells than the first line has fields; quote texts with commas"].append(
-                            number
-                        )
-                    else:
-                        found.records.append((number, row))
+                    _read_row(found, number, row)
             else:
                 for number, line in numbered_lines(file):
                     _read_line(found, number, line)
     except ConfigurationError:
         raise
     except UNREADABLE as error:
-        kind = f"({type(error).__name__}): neither UTF-8 nor whole rows"
-        fault = _NO_CSV if isinstance(error, csv.Error) else f"nothing is readable from here on {kind}"
+        cut = f"nothing is readable from here on ({type(error).__name__}): the file is cut or broken"
+        fault = _NO_CSV if isinstance(error, csv.Error) else cut
     except MemoryError:
         fault = too_large()
     if fault:
@@ -175,7 +174,22 @@ def _read(path: Path, text_key: str) -> _Found:
     return found
 
 
+def _read_row(found: _Found, number: int, row: dict[str, Any] | None) -> None:
+    if row is None:
+        found.broken["more cells than the first line has fields; quote texts with commas"].append(number)
+        return
+    if _OTHER_BYTES.search("".join(row)) and not found.broken[_NO_UTF8]:
+        found.broken[_NO_UTF8].append(1)
+    if _OTHER_BYTES.search("".join(value or "" for value in row.values())):
+        found.broken[_NO_UTF8].append(number)
+    else:
+        found.records.append((number, row))
+
+
 def _read_line(found: _Found, number: int, line: str) -> None:
+    if _OTHER_BYTES.search(line):
+        found.broken[_NO_UTF8].append(number)
+        return
     if line.lstrip().startswith("["):
         found.broken["a JSON array; write one record per line"].append(number)
         return

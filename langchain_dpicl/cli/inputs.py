@@ -140,7 +140,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
     return check_path(name, first) == check_path(name, second)
 
 
-def open_records(path: Path) -> IO[str]:
+def open_records(path: Path, *, errors: str = "strict") -> IO[str]:
     """Opens a plain file of records; one line or row each. Reading more than `MAX_RECORDS` raises MemoryError."""
     if not path.name.lower().endswith(_FORMATS):
         raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
@@ -148,7 +148,7 @@ def open_records(path: Path) -> IO[str]:
     whole: Any = gzip.GzipFile(fileobj=packed) if path.name.lower().endswith(".gz") else packed
     bounded = io.BufferedReader(_Bounded(whole, packed, MAX_RECORDS), _CHUNK)
     # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
-    return io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(bounded, encoding="utf-8-sig", errors=errors, newline="")
 
 
 class _Bounded(io.RawIOBase):

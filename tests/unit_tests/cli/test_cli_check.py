@@ -178,8 +178,32 @@ def test_lines_that_cannot_be_read_are_named(check: Any, tmp_path: Path) -> None
     broken.write_text("text,queue\na,b,c\nd,e\n")
     assert "cannot be read: 1, more cells than the first line has fields" in check(broken, code=1)
     latin = tmp_path / "latin.jsonl"
-    latin.write_bytes(b'{"text": "\xe9"}\n')
-    assert "nothing is readable from here on (UnicodeDecodeError)" in check(latin, code=1)
+    latin.write_bytes(b'{"text": "\xe9"}\n{"text": "sound"}\n')
+    assert "1, invalid UTF-8; save the file as UTF-8 (line 1)" in check(latin, code=1)
+
+
+@pytest.mark.parametrize("name", ["tickets.csv", "tickets.csv.gz", "tickets.jsonl"])
+def test_lines_in_another_encoding_are_named_and_the_others_are_read(check: Any, tmp_path: Path, name: str) -> None:
+    is_table = ".csv" in name
+    lines = [b"text,label"] if is_table else []
+    for place in range(60):
+        text = b"caf\xe9" if place in {30, 50} else b"row"
+        lines.append(text + b",a" if is_table else b'{"text": "' + text + b'", "label": "a"}')
+    content, path = b"\n".join(lines), tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    said = check(path, "--label-key", "label", code=1)
+    assert f"{name}: 58 records" in said
+    assert f"2, invalid UTF-8; save the file as UTF-8 (line {'32, 52' if is_table else '31, 51'})" in said
+    assert "text: text 58" in said
+    assert "'a': 58" in said
+    assert "--text-key" not in said
+
+
+def test_a_first_line_in_another_encoding_is_named(check: Any, tmp_path: Path) -> None:
+    (path := tmp_path / "tickets.csv").write_bytes("text,café\nsound,a\n".encode("latin-1"))
+    said = check(path, code=1)
+    assert "1, invalid UTF-8; save the file as UTF-8 (line 1)" in said
+    assert "--text-key" not in said
 
 
 @pytest.mark.parametrize("rows", ['text;queue\n"a";"b"\n', 'text\tqueue\n"a"\t"b"\n', "text,text\na,b\n"])
