@@ -171,6 +171,8 @@ def _line(query: Any, result: VotingResult) -> str:
 def _query_of(item: Any, voter: DPVotingRunnable, text_key: str) -> Any:
     """Returns a question as the component takes it: the fields of a line that are variables of the question."""
     names = voter.wording.input_variables
+    if not isinstance(item, (str, Mapping)):
+        raise fail("--queries", "a text, or an object of fields, on every line", type(item).__name__)
     if not isinstance(item, Mapping):
         if len(names) > 1:
             advice = "Put one question on a line of a .jsonl or .csv file, for --queries."

@@ -263,6 +263,10 @@ def test_settings_of_a_file_are_those_of_python(folder: Path, capsys: pytest.Cap
         (("--queries", "records.jsonl"), "--queries: expected a PUBLIC file, found the records"),
         (("--queries", "broken.jsonl"), "found a broken line"),
         (("--queries", "other.jsonl"), "--queries: expected fields ['text'] on every line, found \"['text'] missing\""),
+        (
+            ("--queries", "numbers.jsonl"),
+            "--queries: expected a text, or an object of fields, on every line, found 'int'",
+        ),
         (("--query", "x" * 100_000), "question 1: expected at most"),
         (("--query", CARD, "--out", "records.jsonl"), "--out: expected another file than those"),
         (("--queries", "questions.txt", "--out", "questions.txt"), "--out: expected another file than those"),
@@ -280,6 +284,7 @@ def test_bad_input_is_refused_before_anything_is_paid_and_quotes_no_line(
     given: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "broken.jsonl").write_text(f'{{"text": "{CANARY}\n')
+    (folder / "numbers.jsonl").write_text('"a text"\n5\nnull\n[1]')
     (folder / "other.jsonl").write_text(json.dumps({"words": CANARY}))
     assert vote(*given, "--model", f"{HERE}:SURE") == 2
     error = capsys.readouterr().err
