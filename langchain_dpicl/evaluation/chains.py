@@ -167,7 +167,7 @@ class SilentChain:
         The words are new each time: LangChain runs with them are runs of this call, also in a thread that is older.
 
         Raises:
-          CapabilityError: the template shows too little of the words to recognize them.
+          CapabilityError: the template shows too little of the words to recognize them, or cannot be filled.
           ModelCallError: the model could not be called.
           UnsilencableModelError: the call started LangChain runs.
         """
@@ -179,10 +179,14 @@ class SilentChain:
 
     def _public_request(self) -> Request:
         word = f"{SYSTEM_RANDOM.integer_below(10**_DIGITS):0{_DIGITS}}"
-        prompt = self.prompt.format_prompt(**dict.fromkeys(self.fields, f"{word} is a public example"))
-        if word not in prompt.to_string():
+        try:
+            prompt = self.prompt.format_prompt(**dict.fromkeys(self.fields, f"{word} is a public example"))
+            found = "" if word in prompt.to_string() else "fewer"
+        except (ValueError, LookupError):  # LangChain takes formats that text does not have
+            found = "one that text cannot fill"
+        if found:
             expected = f"expected a template that shows the first {_DIGITS} characters of a field"
-            msg = f"{expected}, found fewer. Leave format specifications such as {{text:.5}} out."
+            msg = f"{expected}, found {found}. Leave format specifications such as {{text:.5}} out."
             raise CapabilityError(msg)
         return self._request(OpaqueValue(prompt), explain="kind", watch=word)
 

@@ -359,6 +359,14 @@ def test_a_template_that_shows_too_little_of_a_text_to_recognize_it_is_refused()
     assert spender.remaining_epsilon == 20.0
 
 
+@pytest.mark.parametrize("template", ["{text!z}", "{text:d}", "{text: Queue}"])
+def test_a_template_with_a_format_that_text_does_not_have_is_refused(template):
+    spender = budget()
+    with pytest.raises(CapabilityError, match="format specifications"):
+        dp_evaluate(PromptTemplate.from_template(template) | reader(), examples(), evaluators=Exact(), budget=spender)
+    assert spender.remaining_epsilon == 20.0
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_chain_of_other_parts_is_refused_and_nothing_is_charged(kind):
     spent = budget()
