@@ -247,8 +247,8 @@ def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def private_examples(settings: Settings) -> PrivateExamples:
-    """Reads the records that the settings declare."""
+def private_examples(settings: Settings, *, are_read: bool = True) -> PrivateExamples:
+    """Reads the records that the settings declare; otherwise declares them alone, for a dry run."""
     from langchain_dpicl.privacy.private_examples import PrivateExamples
 
     data = settings.data
@@ -260,7 +260,8 @@ def private_examples(settings: Settings) -> PrivateExamples:
     declared = {name: value for name, value in vars_of(data).items() if value is not None and name != "file"}
     if data.label_key is not None and data.labels is None and data.num_labels():
         declared["labels"] = tuple(map(str, data.sizes()))
-    return PrivateExamples(read_records(Path(str(data.file))), **{"dataset_id": "private-examples", **declared})
+    records = read_records(Path(str(data.file))) if are_read else []
+    return PrivateExamples(records, **{"dataset_id": "private-examples", **declared})
 
 
 def vars_of(value: Any) -> dict[str, Any]:

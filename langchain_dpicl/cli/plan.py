@@ -1103,12 +1103,15 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     return out
 
 
+_WITH_LATER_INPUTS = "{max_queries:,} public inputs, {public_inputs:,} of them known"
+
+
 def _num_inputs(settings: Settings, public_inputs: int) -> int:
-    """Returns how many inputs get a label: all of them, unless fewer are asked for."""
+    """Returns how many inputs the share pays for: all of them, unless fewer are asked for, or later ones too."""
     from langchain_dpicl.privacy._validate import check_int
 
     asked = settings.get("max_queries")
-    return public_inputs if asked is None else check_int("max_queries", asked, low=1, high=public_inputs)
+    return public_inputs if asked is None else check_int("max_queries", asked, low=1)
 
 
 def _pate_options(
@@ -1127,7 +1130,8 @@ def _pate_options(
     design, wordings = RowDesign.of(shape, smallest_size=size), num_wordings(settings)
     if design is not None:
         design.check_wordings(wordings)
-    asked, inputs = settings.get("max_queries"), guess.public_inputs or 1
+    asked = settings.get("max_queries")
+    inputs = max(guess.public_inputs or 1, asked or 1)
     if asked is None and not _can_reach(source, readings, labels, guess.chance):
         asked = inputs  # fewer inputs would not reach it either
     return propose_labelling(
@@ -1195,9 +1199,10 @@ def _pate_text(out: dict[str, Any]) -> str:
     plan, signal = out["plan"], out["signal"]
     rejects = plan["constants"] or plan["threshold"] is not None
     rejected = f", rejected {100 * signal['abstain_prob']:.1f} %" if rejects else ""
+    some = "{max_queries:,} of {public_inputs:,} public inputs"
+    inputs = some if plan["max_queries"] <= plan["public_inputs"] else _WITH_LATER_INPUTS
     lines = [
-        f"epsilon {price_text(plan)}, "
-        "for labels of {max_queries:,} of {public_inputs:,} public inputs (nothing is spent)".format(**plan),
+        f"epsilon {price_text(plan)}, for labels of {inputs.format(**plan)} (nothing is spent)",
         _vote_noise_text(plan),
         f"teachers {_DRAWN[plan['teachers']]}",
         f"{_shape_text(plan)}, {plan['labels']} labels",

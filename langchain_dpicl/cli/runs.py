@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ from langchain_dpicl.cli.spending import (
     warn_of_embedded,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import Topics
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Topics
 from langchain_dpicl.privacy._validate import check_int, fail
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def run_label(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         raise ConfigurationError("--inputs: expected the file of the public inputs, found none. Name it.")
     inputs = public_items(arguments.inputs, None if records is None else Path(records), "--inputs")
     if arguments.dry_run:
-        guess = settings.guess.replace(public_inputs=len(inputs))
+        guess = settings.guess.replace(public_inputs=_num_distinct(inputs, settings))
         return dry_run(dataclasses.replace(call, settings=dataclasses.replace(settings, guess=guess)))
     check_target(arguments, settings)
     chosen, budget = rehearsed(settings), budget_of(settings)
@@ -193,10 +194,22 @@ def run_label(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         **share_of(settings),
     )
     code = release(made, call, shown=_label_line, budget=budget)
-    if code == DONE and (waiting := len(made.result.waiting)):
-        complain(f"label: {waiting} of {len(inputs)} inputs wait: the share of {made.component!r} is spent.")
+    pool = made.result
+    if code == DONE and (waiting := len(pool.waiting)):
+        complain(f"label: {waiting} of {len(pool.entries)} inputs wait: the share of {made.component!r} is spent.")
         return BUDGET_REFUSED
     return code
+
+
+def _num_distinct(inputs: Sequence[Any], settings: Settings) -> int:
+    """Returns the number of public inputs that a run would charge for: equal ones are charged once."""
+    from langchain_dpicl.pate.labeler import InputTemplate
+    from langchain_dpicl.tasks import VotingTask
+
+    private, asked = private_examples(settings, are_read=False), settings.get
+    task = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"))
+    wording = VotingTask.of(private, task, asked("answers") or LabelAnswers()).wording
+    return len(InputTemplate.of(private, wording).waiting(inputs))
 
 
 def _label_line(entry: PoolEntry) -> str:

@@ -76,6 +76,33 @@ def test_no_file_that_the_command_reads_is_written_over(folder: Path, capsys: py
     assert ((folder / "ledger.db").read_bytes(), (folder / "inputs.txt").read_bytes()) == kept
 
 
+def test_equal_inputs_are_counted_once_as_they_are_charged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        '{"text": "is my card blocked?", "id": 1}',
+        '{"text": "is my card blocked?", "id": 2}',
+        '{"text": "where?"}',
+    ]
+    (folder / "inputs.jsonl").write_text("\n".join(rows))
+    given = ("--inputs", "inputs.jsonl", "--model", f"{HERE}:SURE")
+    assert label(*given, "--dry-run", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["public_inputs"], plan["max_queries"]) == (2, 2)
+    assert label(*given, "--max-queries", "1") == 3
+    assert "1 of 2 inputs wait" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_share_for_later_inputs_too_is_planned_as_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--max-queries", "7", "--model", f"{HERE}:SURE")
+    assert label(*asked, "--dry-run", "--json") == 0
+    planned = json.loads(capsys.readouterr().out)["plan"]
+    assert label(*asked, "--dry-run") == 0
+    assert "for labels of 7 public inputs, 2 of them known (nothing is spent)" in capsys.readouterr().out
+    assert label(*asked, "--json") == 0
+    ran = json.loads(capsys.readouterr().out)["report"]["plan"]
+    assert (ran["max_queries"], ran["noise_multiplier"]) == (7, planned["noise_multiplier"])
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_rejection_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     answered = PromptPATELabeler._answered
