@@ -27,6 +27,7 @@ from langchain_dpicl.cli.inputs import (
     open_records,
     read_json,
     read_settings,
+    toml_text,
     too_large,
 )
 from langchain_dpicl.cli.ledger import DONE, WRONG, CommandOutput, opened_store, write_new
@@ -362,14 +363,14 @@ class _Declared:
         """Returns the declaration as a settings file holds it."""
         for name, value in self.table().items():
             is_long = isinstance(value, (tuple, dict)) and len(value) > _FEW_VALUES
-            yield f"{name} = {f'one entry for each of {len(value):,}' if is_long else _toml(value)}"
+            yield f"{name} = {f'one entry for each of {len(value):,}' if is_long else toml_text(value)}"
         yield f"delta = {self.delta()} or less; public_size is rounded, a figure known without counting is better"
 
     def toml(self, path: Path) -> str:
-        table = "\n".join(f"{name} = {_toml(value)}" for name, value in self.table().items())
+        table = "\n".join(f"{name} = {toml_text(value)}" for name, value in self.table().items())
         return (
             "# Labels and public_size were read off the records. Keep them only if they are public.\n"
-            f"[data]\nfile = {_toml(str(path))}\n{table}\n\n"
+            f"[data]\nfile = {toml_text(str(path))}\n{table}\n\n"
             f"[budget]\nepsilon = 1.0  # yours to decide\ndelta = {self.delta()}\n"
         )
 
@@ -428,15 +429,6 @@ def _may_be_unit(found: _Found, name: str) -> bool:
 
 def _short(label: str) -> str:
     return repr(label if len(label) <= 60 else label[:60] + "...")
-
-
-def _toml(value: Any) -> str:
-    """Returns a value as TOML; of JSON's texts it differs in one control character."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(str(name))} = {_toml(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 VIOLATED = 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, read_settings
+from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, read_settings, toml_text
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     Decoding,
@@ -323,27 +323,9 @@ def _caps(settings: Settings, calls_per_row: int) -> dict[str, int]:
     return {**{name: getattr(settings.cost, name) for name in names}, "calls_per_row": calls_per_row}
 
 
-def _recommended(option: Mapping[str, Any], **more: Any) -> Output:
-    """Returns the settings that take a design."""
-    rows: Output = {"units": option["num_slots"]}
-    if option["rows"] == "slots":
-        rows = {"slots": option["num_slots"], "shots": option["shots_per_slot"]}
-    if option.get("sampling", "poisson") != "poisson":
-        rows["sampling"] = option["sampling"]
-    if option.get("redraw_every", 1) != 1:
-        rows["redraw_every"] = option["redraw_every"]
-    return {"noise": option["mechanism"], "rows": rows, **more}
-
-
 def toml_lines(settings: Mapping[str, Any]) -> list[str]:
     """Returns settings as lines of TOML."""
-    return [f"  {name} = {_toml_value(value)}" for name, value in settings.items()]
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml_value(part)}" for name, part in value.items()) + "}"
-    return json.dumps(value)
+    return [f"  {name} = {toml_text(value)}" for name, value in settings.items()]
 
 
 # -- generation ------------------------------------------------------------------------------------------------------
@@ -459,7 +441,7 @@ def _generation_options(
 
     def shown(option: DesignOption) -> Output:
         numbers = option.to_dict()
-        return {**numbers, "settings": _generation_settings(settings, numbers, rule)}
+        return {**numbers, "settings": _generation_settings(settings, option, rule)}
 
     comparison: Output = {"options": [shown(option) for option in options]}
     comparison["recommendation"] = comparison["options"][0]
@@ -470,11 +452,13 @@ def _generation_options(
     return comparison
 
 
-def _generation_settings(settings: Settings, option: Output, rule: TokenRule) -> Output:
+def _generation_settings(settings: Settings, option: DesignOption, rule: TokenRule) -> Output:
     """Returns the settings of a design, with what was asked of its mechanism."""
-    found = _recommended(option)
+    mechanism, redraw_every = option.plan.rule.mechanism, option.plan.release.redraw_every
+    redrawn = {} if redraw_every == 1 else {"redraw_every": redraw_every}
+    found: Output = {"noise": mechanism, "rows": {**option.plan.design.option(), **redrawn}}
     noise, decoding = settings.get("noise"), settings.get("decoding")
-    if option["mechanism"] != rule.mechanism or not isinstance(noise, LogitNoise):
+    if mechanism != rule.mechanism or not isinstance(noise, LogitNoise):
         return found
     # Designs are compared at equal epsilon, which decides the noise; clip and temperature together would decide it too.
     has_temperature = decoding is not None and decoding.temperature is not None
@@ -580,7 +564,7 @@ def _generation_options_text(out: dict[str, Any]) -> list[str]:
     more = f"{'unlimited':>11}{'local tokens':>14}" if has_logits else ""
     lines = ["", "designs at equal records per token and equal epsilon, best first:"]
     lines.append(
-        f"  {'mechanism':<17}{'rows':<7}{'M x k':<10}{'c':>4} {'sampling':<9}{'noise':>8}{'right token':>13}"
+        f"  {'mechanism':<17}{'rows':<7}{'M x k':<10}{'fill':>5}{'c':>4} {'sampling':<9}{'noise':>8}{'right token':>13}"
         f"{'calls':>12}{more}"
     )
     lines += [_generation_option_text(option, has_logits=has_logits) for option in out["options"]]
@@ -599,10 +583,12 @@ def _generation_options_text(out: dict[str, Any]) -> list[str]:
 
 def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
     shape = f"{option['num_slots']} x {option['shots_per_slot']}"
+    fill = f"{option['overfill']:g}" if option["rows"] == "slots" else "-"
     tokens = option["prefilled_tokens"] + option["decoded_tokens"]
     more = f"{100 * option['ceiling_prob']:>10.1f}%{tokens:>14,}" if has_logits else ""
     return (
-        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{option['redraw_every']:>4} {option['sampling']:<9}"
+        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{fill:>5}{option['redraw_every']:>4} "
+        f"{option['sampling']:<9}"
         f"{_noise_text(option, 3):>8}{100 * option['right_token_prob']:>12.1f}%{option['private_calls']:>12,}"
         f"{more}"
     )

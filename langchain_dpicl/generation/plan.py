@@ -709,6 +709,7 @@ class DesignOption:
             "rows": self.plan.design.rows,
             "num_slots": self.plan.design.num_slots,
             "shots_per_slot": self.plan.design.shots_per_slot,
+            "overfill": self.plan.design.overfill,
             "sampling": self.plan.design.sampling,
             "redraw_every": self.plan.release.redraw_every,
             "noise_multiplier": round_up_at(self.plan.noise_multiplier),

@@ -305,6 +305,20 @@ class TestSignalOfAPlan:
         assert main([*terms, "--public-size", "5000"]) == 0
         assert "do not spend" not in capsys.readouterr().out
 
+    def test_designs_that_differ_in_fill_can_be_told_apart_and_the_settings_take_it(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        terms = ["plan", "--public-size", "5000", "--epsilon", "1", "--delta", "1e-6", "--max-tokens", "4"]
+        asked = [part for one in ("slots=10", "shots=4", "fill=2.5") for part in ("--set", f"rows.{one}")]
+        assert main([*terms, *asked, "--json"]) == 0
+        options = json.loads(capsys.readouterr().out)["options"]
+        filled = [one["settings"]["rows"] for one in options if one["overfill"] == 2.5]
+        assert {"slots": 10, "shots": 4, "fill": 2.5} in filled
+        assert all(rows["fill"] == 2.5 for rows in filled)
+        assert main([*terms, *asked]) == 0
+        lines = [line[:50] for line in capsys.readouterr().out.splitlines() if " slots  10 x 4 " in line]
+        assert len(set(lines)) == len(lines)
+
     def test_a_label_of_fewer_units_than_rows_has_the_rows_that_a_run_has(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -383,7 +397,7 @@ class TestSignalOfAPlan:
     def test_the_recommendation_is_the_first_line_of_the_comparison(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "--epsilon", "2", "--delta", "1e-6", "--public-size", "500", "--max-tokens", "2"]) == 0
         table, recommended = capsys.readouterr().out.split("best first:\n")[1].split("\n\n")
-        mechanism, rows, num_slots, _, shots, redraw_every, *_ = table.splitlines()[1].split()
+        mechanism, rows, num_slots, _, shots, _, redraw_every, *_ = table.splitlines()[1].split()
         found = tomllib.loads(recommended.removeprefix("recommended:"))
         shape = {"units": int(num_slots)} if rows == "units" else {"slots": int(num_slots), "shots": int(shots)}
         redrawn = {} if redraw_every == "1" else {"redraw_every": int(redraw_every)}
@@ -503,6 +517,14 @@ class TestPlanOfAnswersToQueries:
         assert filled.option() == {"slots": 10, "shots": 4, "fill": 1.5}
         settings = settings_of({"method": "voting", **_read_toml(toml_lines({"rows": filled.option()}))})
         assert RowDesign.of(settings.get("rows")) == filled
+
+    def test_a_recommended_text_of_any_characters_is_a_settings_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        label = '"\U0001f937"'
+        assert self.run(*THREE, "--set", "rows.slots=10", "--set", f"answers.abstain_label={label}") == 0
+        advice = capsys.readouterr().out.partition("recommended:")[2]
+        assert _read_toml([advice])["answers"]["abstain_label"] == json.loads(label)
+        other = {"names": {"a b": "\x7f"}}
+        assert _read_toml(toml_lines(other)) == other
 
     def test_a_chance_is_a_range_with_its_ceiling_and_says_that_it_is_a_guess(
         self, capsys: pytest.CaptureFixture[str]

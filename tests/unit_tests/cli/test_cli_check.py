@@ -111,7 +111,7 @@ def test_labels_of_declared_sizes_are_the_declared_ones(
     sizes = ("--set", "data.public_size={card=50, wire=50}")
     out = check(path, "--label-key", "queue", *sizes, code=1)
     assert "refused  3: expected text under 'queue'; a record has none. If it has another name, give label_key=." in out
-    assert 'labels = ["card", "wire"]\n         public_size = {"card" = 50, "wire" = 50}' in out
+    assert 'labels = ["card", "wire"]\n         public_size = {card = 50, wire = 50}' in out
     assert "'card': declared, and no record has it" in out
     assert main(["check", str(path), *sizes]) == 2
     assert "label_key: expected the field that holds the label, since labels are declared" in capsys.readouterr().err

@@ -264,18 +264,21 @@ class TestComparison:
         assert best_drawn([DesignOption(priced({None: 1000}), 0.9, 1.0, 400, LocalCost(1, 1, 0))]) is None
 
     def test_a_parameter_that_was_asked_for_stays_in_the_recommendation(self) -> None:
-        option = {"mechanism": "clip_and_blend", "rows": "units", "num_slots": 4, "shots_per_slot": 1}
-        option |= {"redraw_every": 2, "sampling": "disjoint"}
+        def option(mechanism: str) -> DesignOption:
+            design = RowDesign.choose(num_slots=4, sampling="disjoint", overfill=2.0)
+            plan = priced({None: 1000}, max_tokens=2, mechanism=mechanism, design=design)
+            return DesignOption(plan, 0.9, 1.0, 400, LocalCost(1, 1, 0))
+
         asked = {
             "noise": {"mechanism": "clip_and_blend", "clip": 2.0, "blend_weight": 0.7},
             "decoding": {"temperature": 0.8},
         }
         settings = settings_of(asked)
-        found = _cli_plan._generation_settings(settings, option, _cli_plan._rule(settings))
-        assert found["rows"] == {"units": 4, "sampling": "disjoint", "redraw_every": 2}
+        found = _cli_plan._generation_settings(settings, option("clip_and_blend"), _cli_plan._rule(settings))
+        assert found["rows"] == {"slots": 4, "shots": 1, "sampling": "disjoint", "fill": 2.0, "redraw_every": 2}
         assert found["noise"] == {"mechanism": "clip_and_blend", "blend_weight": 0.7}
         assert found["decoding"] == {"temperature": 0.8}
-        other = _cli_plan._generation_settings(settings, {**option, "mechanism": "gumbel"}, _cli_plan._rule(settings))
+        other = _cli_plan._generation_settings(settings, option("gumbel"), _cli_plan._rule(settings))
         assert other["noise"] == "gumbel"
         assert "decoding" not in other
 
