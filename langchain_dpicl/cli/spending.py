@@ -127,7 +127,7 @@ def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> b
     if settings.budget.ledger is None or not (is_kept or (has_workers and settings.method != "evolution")):
         return False
     try:
-        return bool(read_json(file)["report"]["component"] == _name_of(settings))
+        return bool(read_json(file)["report"]["component"] == name_of(settings))
     except (ConfigurationError, LookupError, TypeError):  # a file of something else
         return False
 
@@ -212,7 +212,7 @@ def budget_of(settings: Settings) -> PrivacyBudgetCallbackHandler:
     if limits.adjacency not in {None, budget.adjacency}:
         msg = f"budget.adjacency: expected {budget.adjacency}, as of the ledger, found {limits.adjacency}."
         raise ConfigurationError(msg)
-    if settings.get("component") is None and settings.data.dataset_id is None:
+    if not settings.get("component") and settings.data.dataset_id is None:
         advice = "What stands in the ledger under a name is found again, whatever file is read."
         raise ConfigurationError(f"--component: expected a name, or data.dataset_id, with --ledger. {advice}")
     return budget
@@ -222,7 +222,7 @@ def share_of(settings: Settings) -> dict[str, Any]:
     """Returns what a component takes of its budget besides its settings: its epsilon, a name, its part of delta."""
     taken: dict[str, Any] = {"epsilon": settings.get("epsilon", settings.budget.epsilon)}
     if settings.budget.ledger is not None:
-        taken["component"] = _name_of(settings)
+        taken["component"] = name_of(settings)
         noise = settings.get("noise")
         if settings.budget.delta is not None and getattr(noise, "delta", None) is None:
             noise = Noise() if noise is None else noise
@@ -231,7 +231,8 @@ def share_of(settings: Settings) -> dict[str, Any]:
     return taken
 
 
-def _name_of(settings: Settings) -> str:
+def name_of(settings: Settings) -> str:
+    """Returns the name of the component in its ledger."""
     return str(settings.get("component") or f"{settings.method}-{settings.data.dataset_id}")
 
 
@@ -266,7 +267,7 @@ def on_ledger(settings: Settings) -> Settings:
         own = getattr(settings.get("noise"), "delta", None)
         delta = settings.budget.delta if own is None else own
         delta = budget.budget.default_delta(epsilon) if delta is None else delta
-        name = _name_of(settings)
+        name = name_of(settings)
         budget.budget.check_fits(name, epsilon=epsilon, delta=delta)
         for share in budget.report().shares:
             for each in share.terms.components:

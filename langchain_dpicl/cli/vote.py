@@ -34,6 +34,7 @@ from langchain_dpicl.cli.spending import (
     check_target,
     dry_run,
     json_line,
+    name_of,
     new_command,
     on_ledger,
     one_line,
@@ -398,9 +399,7 @@ def _sample(call: Call) -> int | None:
 
 def _share(settings: Settings) -> dict[str, Any]:
     """Returns the epsilon, the name and the other parameters of the call."""
-    name = settings.get("component")
-    if name is None and settings.budget.ledger is not None:
-        name = f"{settings.method}-{settings.data.dataset_id}"
+    name = settings.get("component") if settings.budget.ledger is None else name_of(settings)
     epsilon = settings.get("epsilon", settings.budget.epsilon)
     if epsilon is None and settings.budget.ledger is not None:
         raise fail("epsilon", "this component's share of the ledger", None, "Give --epsilon.")
@@ -594,9 +593,7 @@ def _run(
             raise
         # The field of --by is read as the text; the message quotes no record.
         raise RecordError(str(error).replace("give text_key=", "give --by")) from None
-    if noise.delta is None:
-        noise = noise.replace(delta=settings.budget.delta)
-    paid = {**settings.only("component"), **share_of(settings), "budget": budget, "noise": noise}
+    paid = {"noise": noise, **settings.only("component"), **share_of(settings), "budget": budget}
     if arguments.words:
         return WordDiscovery.from_private_examples(private, **what, **paid), budget
     if arguments.by is not None and arguments.value is None:

@@ -96,6 +96,17 @@ def test_a_size_that_nobody_declared_does_not_read_like_a_count(
     assert "reads like a count" not in capsys.readouterr().err
 
 
+def test_a_dry_run_has_the_threshold_of_the_run_with_a_part_of_the_budget(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "task.toml").write_text("epsilon = 0.5\n[budget]\nepsilon = 1.0\ndelta = 1e-6\n")
+    asked = ["discover", str(films), "--by", "director", "--config", str(config)]
+    assert main([*asked, "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--out", str(tmp_path / "out.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"]["plan"] == planned
+
+
 def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path := tmp_path / "one.jsonl").write_text(json.dumps({"director": CANARY}))
     assert discover(path, "--by", "director", "--out", str(tmp_path / "out.json")) == 0

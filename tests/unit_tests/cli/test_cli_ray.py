@@ -154,8 +154,9 @@ class TestItRefuses:
         assert "--ledger: expected the ledger" in capsys.readouterr().err
 
     def test_records_without_a_name_which_could_be_taken_for_others(self, folder: Path, capsys: Any) -> None:
-        assert main(command("--ray", "--ledger", "ledger.db", unnamed=True)) == 2
-        assert "--component: expected a name, or data.dataset_id, with --ledger" in capsys.readouterr().err
+        for empty in ((), ("--component", "")):  # an unset variable of the shell
+            assert main(command("--ray", "--ledger", "ledger.db", *empty, unnamed=True)) == 2
+            assert "--component: expected a name, or data.dataset_id, with --ledger" in capsys.readouterr().err
 
     def test_no_workers(self, folder: Path, capsys: Any) -> None:
         assert main(command("--ray", "--workers", "0", "--ledger", "ledger.db")) == 2
