@@ -1008,10 +1008,12 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         with self._lock:
             places = [place for place, known in enumerate(self._labels.entries) if known.fields == entry.fields]
             is_news = not places or self._labels.entries[places[0]].label is None
+            # Before the pool changes: where the ledger cannot be read, the next call still has news for the strategy.
+            report = None if self._labeler is None else self._labeler.result.report
             if is_news:
                 self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
-            if self._labeler is not None:
-                self._labels = replace(self._labels, report=self._labeler.result.report)
+            if report is not None:
+                self._labels = replace(self._labels, report=report)
         return (self._labels.example_of(entry), _text_of(entry)) if is_news and entry.label is not None else None
 
     def _escape(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -42,6 +42,7 @@ from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
+    LedgerError,
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetExceededError,
@@ -501,6 +502,21 @@ def test_selection_by_vectors_knows_what_was_added(fetched: int | None, awaited:
     text = "it it it it it it it it it it it it"
     made.add_public_example({"text": text, "queue": "transfer"})
     assert asyncio.run(made.aselect_examples({"input": text})) == [{"text": text, "queue": "transfer"}]
+
+
+def test_selection_by_vectors_knows_what_was_added_while_the_ledger_could_not_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, text = selector(strategy=NEAR.replace(k=1)), "card card card card"
+
+    def unreadable(_: Any) -> dict[str, Any]:
+        raise LedgerError("the ledger cannot be read")
+
+    with monkeypatch.context() as broken, pytest.raises(LedgerError):
+        broken.setattr(type(made._labeler), "report", property(unreadable))
+        made.add_example({"text": text})
+    assert made.add_example({"text": text}) == "card"
+    assert made.select_examples({"input": text}) == [{"text": text, "queue": "card"}]
 
 
 def test_threads_that_add_the_same_pay_once() -> None:
