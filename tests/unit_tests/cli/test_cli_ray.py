@@ -123,7 +123,6 @@ class TestARunWithWorkers:
         assert "requested 1 more, remaining 0" in capsys.readouterr().err
         assert len(json.loads((folder / "out.json").read_text())["examples"]) == 3
 
-
     def test_is_saved_where_the_ledger_is_out_at_its_end(
         self, folder: Path, crews: list[Crew], monkeypatch: pytest.MonkeyPatch
     ) -> None:
