@@ -283,7 +283,8 @@ class _Counting(ReleaseRun[Count, ReleasedCounts]):
     def _value(self) -> ReleasedCounts:
         if not self.is_finished:
             raise fail("result", "a run that has released its counts", "one that has not", "Call run() first.")
-        return ReleasedCounts(dict(self._counted.value or ()), self.report, self.plan.to_dict())
+        report = self.report
+        return ReleasedCounts(dict(self._counted.value or ()), report, report["plan"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(component={self.component!r}, field={self.plan.release.rule.name!r})"
@@ -822,7 +823,8 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
                 raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
             raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)
-        return ReleasedWords(groups, self.report, self.plan.to_dict())
+        report = self.report
+        return ReleasedWords(groups, report, report["plan"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(component={self.component!r}, field={self.plan.release.rule.name!r})"

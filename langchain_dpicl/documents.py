@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, check_silent
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, WordTree, make_script
 from langchain_dpicl.generation.plan import (
@@ -919,6 +919,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if isinstance(item, PartialText):
             yield from super()._make(item, call)
         else:
+            if self.plan.generation is not None:
+                check_silent(self._script.backend)  # topics are paid for the texts
             yield Blocking(lambda: self._find(item, call.events))
 
     def _find(self, item: _Findings, events: RunEvents) -> None:

@@ -907,7 +907,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
 
     def _value(self) -> ReleasedDemonstrations:
         added = _report_fields(self._writer.wording, self._nearest, self.survival, self._writer.model)
-        return ReleasedDemonstrations(tuple(self.demonstrations), self.report, {**self.plan.to_dict(), **added})
+        report = self.report
+        return ReleasedDemonstrations(tuple(self.demonstrations), report, {**report["plan"], **added})
 
     def __repr__(self) -> str:
         return f"PrivateEvolution(component={self.share.component!r}, plan={self.plan!r})"

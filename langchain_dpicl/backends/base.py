@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -466,6 +467,6 @@ class Domain:
 
 def check_whole(name: str, value: object) -> int:
     """Returns a public whole number >= 1, or raises ConfigurationError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ConfigurationError(f"{name}: expected a whole number >= 1, found {value!r}")
-    return value
+    return int(value)

@@ -599,17 +599,17 @@ class Budget(LedgerBudget):
         """Returns the report of all shares, from public values only; `verify_report` recomputes it."""
         return self._report_at(self._desk.refresh)
 
-    def _last_report(self) -> PrivacyReport:
-        """Returns `report` as of what this process read last: in an outage, for what is paid for."""
-        return self._report_at(self._desk.last_read)
+    def _last_report(self, component: str) -> PrivacyReport:
+        """Returns `report` as of what this process read last: in an outage, for what the component released."""
+        return self._report_at(self._desk.last_read, component)
 
-    def _report_at(self, read: Callable[[], LedgerState]) -> PrivacyReport:
+    def _report_at(self, read: Callable[[], LedgerState], paid: str | None = None) -> PrivacyReport:
         from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
 
         with self._desk.lock:
             state = read()
             sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
-            pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
+            pending = [ShareEntry(terms, None) for terms in self._promises.pending(state, first=paid)]
             wrappers = sorted({*state.allowed_wrappers, *allowed_wrappers()})
             shares = [*sealed, *pending]
             return PrivacyReport.build(

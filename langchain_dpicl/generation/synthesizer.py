@@ -18,7 +18,14 @@ from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import GroupBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.sync_async import LEAST_BESIDE, Blocking, EffectGenerator, calls_at_once, run_sync
+from langchain_dpicl.backends.sync_async import (
+    LEAST_BESIDE,
+    Blocking,
+    EffectGenerator,
+    calls_at_once,
+    check_silent,
+    run_sync,
+)
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.distributed import (
@@ -518,6 +525,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         return draft.done and self._script.wording.text_key in draft.values
 
     def _make(self, item: Any, call: RunCall) -> EffectGenerator[None]:
+        check_silent(self._script.backend)
         opener = self._reserve(item, call.events)
         if opener is None:
             item.done = True
@@ -662,7 +670,11 @@ class DraftRun(ReleaseRun[Item, Result]):
             item.ticket = None
             return ()
         self._tried.add((template, label))  # first: the ticket may be charged though its answer is lost
-        item.ticket = ticket = self.share.reserve(template, label=label)
+        try:
+            item.ticket = ticket = self.share.reserve(template, label=label)
+        except PrivacyBudgetExceededError:  # refused, so that another run used it
+            self._tried.discard((template, label))
+            raise
         events.tickets += 1
         return release_words(self._private, ticket, **how)
 
@@ -880,6 +892,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         if isinstance(item, PartialText):
             yield from super()._make(item, call)
         else:
+            check_silent(self._script.backend)  # words are paid for the texts
             yield Blocking(lambda: self._find_words(item, call.events))
 
     def _find_words(self, item: FirstWords, events: RunEvents) -> None:
@@ -932,8 +945,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
 
     def _value(self) -> ReleasedDemonstrations:
-        shown = {**self.plan.to_dict(), **self._script.to_dict()}
-        return ReleasedDemonstrations(tuple(self.demonstrations), self.report, shown)
+        report = self.report
+        shown = {**report["plan"], **self._script.to_dict()}
+        return ReleasedDemonstrations(tuple(self.demonstrations), report, shown)
 
 
 def _elsewhere(

@@ -736,7 +736,7 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
     try:
         inner = budget.report().to_dict()
     except LedgerUnavailableError:
-        inner = budget._last_report().to_dict()  # noqa: SLF001  others get a report that is read anew
+        inner = budget._last_report(share.component).to_dict()  # noqa: SLF001  others get a report that is read anew
     declared = (one for each in inner["shares"] for one in each["components"])
     public = next((one["public"] for one in declared if one["name"] == share.component), plan.to_dict())
     return {
@@ -768,10 +768,11 @@ def reads_of(budget: Budget, share: Share) -> dict[str, Any]:
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
     """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set.
 
-    A process without stderr, such as a service of Windows, shows none.
+    A process without stderr, such as a service of Windows, or with a closed one shows none.
     """
     is_off = bool(os.environ.get("TQDM_DISABLE")) or None if progress is None else not progress
-    return tqdm(total=total, unit=unit, desc=words, disable=sys.stderr is None or is_off, leave=False)
+    is_shown = sys.stderr is not None and not getattr(sys.stderr, "closed", False)
+    return tqdm(total=total, unit=unit, desc=words, disable=is_off if is_shown else True, leave=False)
 
 
 def tick(bar: Any) -> None:

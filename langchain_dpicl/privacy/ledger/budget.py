@@ -190,9 +190,7 @@ class DeclaredShares:
         """
         with self.desk.lock:
             state = self.desk.refresh()
-            names = replaced or set()
-            kept = [terms for terms in self.pending(state) if not names & {each.name for each in terms.components}]
-            epsilon, delta = self._rest(state, extent, kept)
+            epsilon, delta = self._rest(state, extent, self.pending(state, replaced=replaced))
             return max(epsilon, Fraction(0)), max(delta, Fraction(0))
 
     def _rest(
@@ -207,14 +205,23 @@ class DeclaredShares:
         limits = self.desk.header
         return exact(limits.epsilon) - epsilon, exact(limits.delta) - delta
 
-    def pending(self, state: LedgerState) -> list[ShareTerms]:
-        """Returns the shares declared in this process that can still be sealed: others may have sealed theirs first."""
+    def pending(
+        self, state: LedgerState, *, replaced: set[str] | None = None, first: str | None = None
+    ) -> list[ShareTerms]:
+        """Returns the shares declared in this process that can still be sealed: others may have sealed theirs first.
+
+        Not those of components to be `replaced`; the share of the component `first` is looked at first.
+        """
         declared = {id(s): s.terms for _, s in self._standings.values() if s.terms is not None and not s.refusal}
+        taken = state.shares.keys() | (replaced or set())
+        unsealed = [t for t in declared.values() if taken.isdisjoint(each.name for each in t.components)]
+        unsealed.sort(key=lambda terms: first not in {each.name for each in terms.components})
+        if min(self._rest(state, None, unsealed)) >= 0:
+            return unsealed
         found: list[ShareTerms] = []
-        for terms in declared.values():
-            if state.shares.keys().isdisjoint(each.name for each in terms.components):
-                left = self._rest(state, extent_of(terms.components), [*found, terms])
-                found += [terms] if min(left) >= 0 else []
+        for terms in unsealed:
+            left = self._rest(state, extent_of(terms.components), [*found, terms])
+            found += [terms] if min(left) >= 0 else []
         return found
 
 

@@ -381,6 +381,23 @@ class TestWhatIsKept:
             run.run(progress=False)
         assert run.run(progress=False).report["released_words"] == [{"label": None, "pairs": [], "words": []}]
 
+    def test_a_run_whose_ticket_another_took_meanwhile_writes_no_texts_without_words(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        budget, private = house(), PrivateExamples([SAID["a"]] * 400, public_size=400)
+        run, other = (maker(budget, private, component="same") for _ in range(2))
+        reserve = type(run.share).reserve
+
+        def late(share: Any, template: str, **options: Any) -> Any:
+            reserve(other.share, template, **options)
+            return reserve(share, template, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(PrivacyBudgetExceededError):
+            patch.setattr(type(run.share), "reserve", late)
+            run.run(progress=False)
+        with pytest.raises(PrivacyBudgetExceededError, match="used by another run"):
+            run.run(progress=False)
+
     def test_a_checkpoint_that_was_lost_writes_no_texts_without_the_words_that_were_paid_for(self, places: Any) -> None:
         next(places.start().stream(progress=False))
         places.kept.rename(places.kept.with_name("moved.jsonl"))

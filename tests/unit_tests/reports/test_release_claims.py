@@ -264,6 +264,20 @@ def test_another_plan_is_refused_when_it_is_built_or_asks_and_the_sealed_one_goe
     assert ReleasedDemonstrations.load(tmp_path / "demos.json").examples
 
 
+def test_words_under_a_plan_that_is_priced_anew_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [{"text": "velda kilnor", "queue": queue} for queue in ("card", "cash") for _ in range(200)]
+    private = PrivateExamples(said, public_size=400, label_key="queue", labels=["card", "cash"])
+    budget, asked = Budget(epsilon=300.0, delta=1e-6), {"component": "w", "epsilon": 20.0}
+    first = WordDiscovery.from_private_examples(private, budget=budget, **asked)  # type: ignore[arg-type]
+    first.share.reserve(first.plan.tickets()[0].template, label="card")
+    priced = SharePlan.to_dict
+    with monkeypatch.context() as patch:
+        patch.setattr(SharePlan, "to_dict", lambda plan: {**priced(plan), "epsilon": priced(plan)["epsilon"] * 0.99})
+        again = WordDiscovery.from_private_examples(private, budget=Budget.open(budget._store), **asked)  # type: ignore[arg-type]
+        found = again.run(progress=False)
+    assert verify_report(found).ok
+
+
 def test_a_plan_that_is_priced_anew_goes_on_and_is_shown_as_it_was_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

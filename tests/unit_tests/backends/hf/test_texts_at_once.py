@@ -214,15 +214,20 @@ class TestDemonstrations:
         assert len(maker.run(progress=False).examples) == 2
         assert watched.shapes[-1][0] == 6
 
-    def test_a_hook_that_comes_later_burns_no_ticket(self):
+    def test_a_hook_that_comes_later_costs_no_ticket(self):
         model = tiny_hf.llama()
         watched = doubles.Watched(model)
         maker = self.synthesizer(engine(model), shots_per_label=2)
+        tickets = [(ticket.template, ticket.label) for ticket in maker.plan.text_tickets()]
+        before = [maker.share.remaining(name, label=label) for name, label in tickets]
         foreign = {"__name__": "recorder"}
         exec("def watch(module, args, output): pass", foreign)  # noqa: S102  a function of another package
         handle = model.register_forward_hook(foreign["watch"])
         with pytest.raises(UnsilencableModelError):
             maker.run(progress=False)
+        assert [
+            maker.share.remaining(name, label=label) for name, label in tickets
+        ] == before  # another model may use them
         handle.remove()
         watched.shapes.clear()
         assert len(maker.run(progress=False).examples) == 2

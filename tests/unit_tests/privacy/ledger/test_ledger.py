@@ -307,6 +307,16 @@ def test_the_same_terms_are_the_same_share_without_pricing_again(simple_prices: 
         third.reserve("t", count=7)
 
 
+def test_a_share_that_is_declared_anew_takes_no_room_from_those_that_stay() -> None:
+    store = InMemoryStore()
+    ledger = budget(epsilon=4.0, store=store)
+    ledger.declare("a", tickets=[Ticket("t", PureEvent(0.1))], epsilon=2.0, delta=1e-9)
+    ledger.declare("b", tickets=[Ticket("t", PureEvent(0.1))], epsilon=1.0, delta=1e-9)
+    Budget.open(store).declare("o", tickets=[Ticket("t", PureEvent(0.1))], epsilon=1.5, delta=1e-9).reserve("t")
+    with pytest.raises(PrivacyBudgetExceededError):  # b may take 1.0 of the 2.5 that are left
+        ledger.declare("a", tickets=[Ticket("t", PureEvent(0.2))], epsilon=1.9, delta=1e-9)
+
+
 def test_threads_that_declare_the_same_terms_at_once_get_the_same_share(
     simple_prices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
