@@ -312,6 +312,7 @@ def _size_and_delta(arguments: argparse.Namespace, settings: Settings) -> tuple[
     PrivateExamples([], public_size=size).check_delta(check_positive_delta(delta))
     check_int("max_queries", settings.get("max_queries", 1), low=1)
     check_int("--documents", arguments.documents or 0, low=0)
+    check_int("--demonstrations", 1 if arguments.demonstrations is None else arguments.demonstrations, low=1)
     return size, delta
 
 

@@ -196,7 +196,7 @@ class Holding(Uncopyable):
         if sealed is None:
             try:
                 sealed = self._desk.refresh().shares.get(self.component)
-            except LedgerUnavailableError:  # the tickets are those of these terms, whoever sealed them
+            except LedgerUnavailableError:  # the tickets are those of these terms, also if a worker sealed them
                 if self._standing.terms is None:
                     raise
         return sealed.terms if sealed is not None else self._standing.terms

@@ -258,6 +258,7 @@ def test_what_cannot_be_tried_is_refused(given: list[str], said: str, capsys: py
         (["--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
         (["--delta", "0"], "delta: expected a number above 0 and below 1, found 0"),
         (["--documents", "-1"], "--documents: expected an integer >= 0, found -1"),
+        (["--demonstrations", "0"], "--demonstrations: expected an integer >= 1, found 0"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_before_the_first_call(
