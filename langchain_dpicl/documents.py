@@ -112,7 +112,7 @@ from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText
 from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.reports.verify import problems_in, public_words, topic_problems, topic_word_problems
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.release_run import RunCall, RunItem, RunJournal, reads_of, report_of
+from langchain_dpicl.runs.release_run import RunCall, RunItem, RunJournal, as_declared, reads_of, report_of
 
 TopicNoise: TypeAlias = Literal["discrete_laplace", "gaussian"]
 TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
@@ -1083,7 +1083,9 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     def _value(self) -> SyntheticDocuments:
         order = list(self._topics)
         written = sorted(self._written(), key=lambda draft: order.index(str(draft.label)))
-        return SyntheticDocuments(tuple(map(self._text, written)), self.topics, self.report, self._public, self.words)
+        texts, report = tuple(map(self._text, written)), self.report
+        shown = as_declared(self._public, report["budget"], self.component)
+        return SyntheticDocuments(texts, self.topics, report, shown, self.words)
 
     def _text(self, draft: PartialText) -> SyntheticText:
         topic = self._topics[str(draft.label)]

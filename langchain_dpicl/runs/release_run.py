@@ -737,8 +737,6 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
         inner = budget.report().to_dict()
     except LedgerUnavailableError:
         inner = budget._last_report(share.component).to_dict()  # noqa: SLF001  others get a report that is read anew
-    declared = (one for each in inner["shares"] for one in each["components"])
-    public = next((one["public"] for one in declared if one["name"] == share.component), plan.to_dict())
     return {
         "format": RELEASE_FORMAT,
         "private": True,
@@ -750,11 +748,17 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
         "adjacency": budget.adjacency,
         "epsilon": share.epsilon,
         "delta": share.delta,
-        "plan": as_shown(plan.to_dict(), public),
+        "plan": as_declared(plan.to_dict(), inner, share.component),
         **reads_of(budget, share),
         **shown,
         "budget": inner,
     }
+
+
+def as_declared(plan: Mapping[str, Any], report: Mapping[str, Any], component: str) -> dict[str, Any]:
+    """Returns a plan as the component shows it in the budget's `report`: at the price at which it was sealed."""
+    declared = (one for each in report["shares"] for one in each["components"])
+    return as_shown(plan, next((one["public"] for one in declared if one["name"] == component), plan))
 
 
 def reads_of(budget: Budget, share: Share) -> dict[str, Any]:

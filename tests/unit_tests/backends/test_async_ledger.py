@@ -177,7 +177,7 @@ async def test_the_loop_waits_for_nobody_who_waits_for_the_ledger() -> None:
     *labels, choice = await asyncio.gather(*grown, selector.achoose_student(Student(shots=1, num_candidates=2)))
     assert labels == ["card"] * 3
     assert choice is not None
-    assert len(reads) > 6
+    assert len(reads) >= 4  # each of the four calls reads it
 
 
 @pytest.mark.parametrize("act", ["grow", "grow in public", "choose", "label"])

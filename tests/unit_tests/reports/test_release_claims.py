@@ -14,6 +14,7 @@ import pytest
 from langchain_dpicl import (
     Budget,
     DemonstrationSynthesizer,
+    DocumentSynthesizer,
     LabelledPool,
     PrivateExamples,
     ReleasedCounts,
@@ -25,8 +26,9 @@ from langchain_dpicl import (
     verify_report,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SealedShareError
-from langchain_dpicl.options import LogitNoise
+from langchain_dpicl.options import LogitNoise, Topics
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -274,6 +276,22 @@ def test_words_under_a_plan_that_is_priced_anew_verify(monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(SharePlan, "to_dict", lambda plan: {**priced(plan), "epsilon": priced(plan)["epsilon"] * 0.99})
         again = WordDiscovery.from_private_examples(private, budget=Budget.open(budget._store), **asked)  # type: ignore[arg-type]
+        found = again.run(progress=False)
+    assert verify_report(found).ok
+
+
+def test_documents_under_a_plan_that_is_priced_anew_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    private = PrivateExamples(["my card"] * 200 + ["my transfer"] * 200, public_size=400)
+    topics, budget = Topics(("card", "transfer"), num_topics=2), Budget(epsilon=300.0, delta=1e-6)
+    asked: dict[str, Any] = {"component": "docs", "epsilon": 20.0, "documents_per_topic": 0, "topics": topics}
+    first = DocumentSynthesizer.from_private_examples(private, budget=budget, **asked)
+    first.share.reserve(first.plan.tickets()[0].template).give_back()
+    priced = DocumentsPlan.to_dict
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            DocumentsPlan, "to_dict", lambda plan: {**priced(plan), "epsilon": priced(plan)["epsilon"] * 0.99}
+        )
+        again = DocumentSynthesizer.from_private_examples(private, budget=Budget.open(budget._store), **asked)
         found = again.run(progress=False)
     assert verify_report(found).ok
 
