@@ -62,13 +62,12 @@ from langchain_dpicl.options import (
     TrainableModel,
     Training,
     Where,
-    calls_at_once,
     option_of,
     refuse_unused,
 )
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.share_plan import Cost, check_counts
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import calls_at_once, check_int, fail
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, ReleasePlan

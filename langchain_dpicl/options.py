@@ -32,7 +32,7 @@ from pydantic_core import PydanticCustomError
 
 from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import MAX_INT, check_int, fail, plain_or_type
+from langchain_dpicl.privacy._validate import MAX_INT, fail, plain_or_type
 
 if TYPE_CHECKING:
     from langchain_core.prompts import FewShotPromptTemplate
@@ -661,12 +661,6 @@ class LocalExecutor(Option):
     """
 
     max_concurrency: Count = 32
-
-
-def calls_at_once(config: Mapping[str, Any] | None) -> int | None:
-    """Returns the model calls that a run may have in flight; None: as many as the engine makes."""
-    limit = (config or {}).get("max_concurrency")
-    return None if limit is None else check_int("max_concurrency", limit, low=1)
 
 
 Sampling: TypeAlias = Literal["poisson", "fixed", "partition", "disjoint"]

@@ -44,8 +44,8 @@ from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.options import LLM, LabelAnswers, calls_at_once, option_of
-from langchain_dpicl.privacy._validate import check_int, check_real, fail
+from langchain_dpicl.options import LLM, LabelAnswers, option_of
+from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for

@@ -29,12 +29,11 @@ from langchain_dpicl.options import (
     Rows,
     Serving,
     TemplateLike,
-    calls_at_once,
     noise_of,
     option_of,
 )
 from langchain_dpicl.planning.share_plan import Cost
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import calls_at_once, check_int, fail
 from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name

@@ -110,6 +110,12 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
     raise fail(name, expected, plain_or_type(value), _of_another_kind(value, int))
 
 
+def calls_at_once(config: Mapping[str, Any] | None) -> int | None:
+    """Returns the model calls that a run may have in flight; None: as many as the engine makes."""
+    limit = (config or {}).get("max_concurrency")
+    return None if limit is None else check_int("max_concurrency", limit, low=1)
+
+
 def check_flag(name: str, value: Any) -> bool:
     """Returns `value` if it is True or False."""
     if not isinstance(value, bool):

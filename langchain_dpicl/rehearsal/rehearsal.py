@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
-from langchain_dpicl.options import LLM, FewShotTask, LabelAnswers, TemplateLike, calls_at_once, html_table, option_of
+from langchain_dpicl.options import LLM, FewShotTask, LabelAnswers, TemplateLike, html_table, option_of
 from langchain_dpicl.planning.expected_utility import Contest
 from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, VoteCounts, estimate_facts, mean_facts
 from langchain_dpicl.planning.share_plan import Cost
-from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy._validate import calls_at_once, check_choice, check_int, fail
 from langchain_dpicl.released.base import FileForm, write_whole
 from langchain_dpicl.runs.release_run import new_bar, tick
 from langchain_dpicl.tasks import PublicRecords, VotingTask, choice_engine, wording_digest

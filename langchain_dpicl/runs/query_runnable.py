@@ -59,8 +59,8 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     TenantCapExceededError,
 )
-from langchain_dpicl.options import Exhausted, QueryInput, Serving, calls_at_once, option_of
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.options import Exhausted, QueryInput, Serving, option_of
+from langchain_dpicl.privacy._validate import calls_at_once, check_int, fail
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.results import Receipt, Source
