@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import check_int, check_positive_delta, fail
 
 if TYPE_CHECKING:
+    from langchain_dpicl.generation.plan import GenerationPlan
     from langchain_dpicl.rehearsal.choice import FreeRival, TriedOption
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal, RehearsalCost
 
@@ -326,11 +327,13 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
     guess, prices = settings.guess, settings.cost
     free: list[FreeRival] = []
     examples: Sequence[Any] = ()
+    plans: Mapping[float, GenerationPlan] = {}
     if guess.rehearsal is not None:
         _check_alone(arguments)
         rehearsal: Rehearsal | None = Rehearsal.load(guess.rehearsal)
     else:
         examples = _examples(settings, arguments.public or _EXAMPLES)
+        plans = _plans_of_demonstrations(arguments, settings, examples, size=size, delta=delta)
         # Calls of the embedded model cost nothing and stay on this machine.
         is_embedded = settings.model.name == "embedded"
         rehearsal = _rehearsed(arguments, settings, examples, say=say, confirm=confirm, asks=not is_embedded)
@@ -363,7 +366,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
     if has_words:
         assumed = () if arguments.public is None else _assumptions(settings, rehearsal, has_instruction=bool(free))
         say("\n".join([*assumed, *_unused(settings), trial.table()]))
-    written = _demonstrations(arguments, settings, examples, rehearsal.labels, size=size, delta=delta)
+    written = _demonstrations(arguments, settings, examples, plans)
     if arguments.json:
         more = {} if arguments.demonstrations is None else {"demonstrations": written}
         say(json.dumps({**trial.to_dict(), **more}, indent=2))
@@ -414,24 +417,40 @@ _DEMONSTRATION = (
 _TEXT_TOKENS, _REHEARSED_TOKENS = 60, 16
 
 
+def _plans_of_demonstrations(
+    arguments: argparse.Namespace, settings: Settings, examples: Sequence[Any], *, size: int, delta: float
+) -> dict[float, GenerationPlan]:
+    """Returns the plan at each epsilon, which needs no call; none where no demonstrations are asked for."""
+    from langchain_dpicl.generation.plan import Segment, plan_generation
+    from langchain_dpicl.rehearsal.choice import EPSILONS
+    from langchain_dpicl.tasks import PublicRecords
+
+    if arguments.demonstrations is None:
+        return {}
+    labels = PublicRecords.of(examples, _wording(settings), **_keys(settings), instead="").labels
+    return {
+        epsilon: plan_generation(
+            {label: max(1, size // len(labels)) for label in labels},
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=settings.adjacency,
+            shots_per_label=arguments.demonstrations,
+            segments=(Segment("text", _TEXT_TOKENS),),
+        )
+        for epsilon in EPSILONS
+    }
+
+
 def _demonstrations(
     arguments: argparse.Namespace,
     settings: Settings,
     examples: Sequence[Any],
-    labels: Sequence[str],
-    *,
-    size: int,
-    delta: float,
+    plans: Mapping[float, GenerationPlan],
 ) -> list[dict[str, Any]]:
-    """Returns what noise leaves of private demonstrations at each epsilon; no accuracy, which the texts decide.
-
-    Where none are asked for it returns nothing.
-    """
-    from langchain_dpicl.generation.plan import Segment, plan_generation
-    from langchain_dpicl.rehearsal.choice import EPSILONS
+    """Returns what noise leaves of private demonstrations at each epsilon; no accuracy, which the texts decide."""
     from langchain_dpicl.rehearsal.generation import rehearse_generation
 
-    if arguments.demonstrations is None:
+    if not plans:
         return []
     rehearsal = rehearse_generation(
         load_model(settings.model),
@@ -442,15 +461,7 @@ def _demonstrations(
         progress=False if arguments.quiet else None,
     )
     prices, found = settings.cost, []
-    for epsilon in EPSILONS:
-        plan = plan_generation(
-            {label: max(1, size // len(labels)) for label in labels},
-            epsilon=epsilon,
-            delta=delta,
-            adjacency=settings.adjacency,
-            shots_per_label=arguments.demonstrations,
-            segments=(Segment("text", _TEXT_TOKENS),),
-        )
+    for epsilon, plan in plans.items():
         cost = plan.cost(record_tokens=prices.record_tokens)
         low, high = rehearsal.interval(plan)
         found.append(

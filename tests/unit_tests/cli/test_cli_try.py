@@ -386,20 +386,26 @@ def test_calls_of_demonstrations_are_agreed_to_before_the_first_one(capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "more", "said"),
     [
-        (64, "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found"),
-        (49, "public_examples: expected at least two examples of label 'weather', found 1"),
+        (64, (), "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found"),
+        (49, (), "public_examples: expected at least two examples of label 'weather', found 1"),
+        (64, ("--public-size", "8"), "public_size: expected at least"),
     ],
-    ids=["calls", "label"],
+    ids=["calls", "label", "units"],
 )
 def test_what_demonstrations_refuse_is_refused_before_the_first_call(
-    lines: int, said: str, by_label: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lines: int,
+    more: tuple[str, ...],
+    said: str,
+    by_label: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     by_label.write_text("\n".join(by_label.read_text().splitlines()[:lines]))
     monkeypatch.setattr(commands, "load_model", lambda _: pytest.fail("a model was loaded"))
     most = rehearsal_cost(64, shots=(4,)).most.public_calls + MOST_OF_TEXTS
-    assert main(["try", str(by_label), *WITH_TEXTS, "--max-calls", str(most - 1)]) == 2
+    assert main(["try", str(by_label), *WITH_TEXTS, "--max-calls", str(most - 1), *more]) == 2
     printed = capsys.readouterr()
     assert said.format(most=most) in printed.err
     assert printed.out == ""
