@@ -7,9 +7,10 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from operator import itemgetter
-from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 from langchain_core.documents import Document
@@ -33,7 +34,7 @@ from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, check_silent
+from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, check_silent
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
@@ -78,6 +79,10 @@ _ANY_CHOICE = ("yes", "no")
 _HINT = "Words that good answers to what follows often hold, the most common first: {" + KEYWORDS + "}"
 
 
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PublicRequest:
     """Makes a public call to code outside this package; reports the class of an error only.
@@ -88,11 +93,13 @@ class PublicRequest:
     name: str
     ask: Callable[[], Any]
     aask: Callable[[], Awaitable[Any]]
+    read: Callable[[Any], Any] = _as_it_is
+    """Checks what came back."""
 
     def run(self) -> Any:
         """Answers, blocking."""
         try:
-            return self.ask()
+            return self.read(self.ask())
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  foreign code may raise anything
@@ -102,7 +109,7 @@ class PublicRequest:
     async def arun(self) -> Any:
         """Answers, awaiting."""
         try:
-            return await self.aask()
+            return self.read(await self.aask())
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  foreign code may raise anything
@@ -148,16 +155,11 @@ class PublicModel:
         """Releases what a run has started for its calls; does nothing by default."""
 
     def _ask_runnable(self, model: Runnable[Any, Any], prompts: list[Any], config: RunnableConfig) -> Effect:
-        def ask() -> tuple[str, ...]:
-            answers = [model.invoke(prompts[0], config)] if len(prompts) == 1 else model.batch(prompts, config)
-            return self._read(answers)
-
-        async def aask() -> tuple[str, ...]:
-            if len(prompts) == 1:
-                return self._read([await model.ainvoke(prompts[0], config)])
-            return self._read(await model.abatch(prompts, config))
-
-        return PublicRequest(self.name, ask, aask)
+        if len(prompts) == 1:
+            one = partial(model.invoke, prompts[0], config), partial(model.ainvoke, prompts[0], config)
+            return PublicRequest(self.name, *one, lambda answer: self._read([answer]))
+        calls = partial(model.batch, prompts, config), partial(model.abatch, prompts, config)
+        return PublicRequest(self.name, *calls, self._read)
 
     def _ask_engine(self, engine: TextBackend, prompts: list[str]) -> Effect:
         options: dict[str, Any] = {"max_tokens": self._max_tokens, "stop": self._stop}
@@ -246,21 +248,12 @@ class PrivateDoor:
         self._opened.add(os.getpid())
 
     def _ask(self, prompt: str) -> Effect:
-        engine: Any = self._engine
+        engine, options = cast("Any", self._engine), self._options
         if self.tells_failures:
-            return PublicRequest(
-                self._name,
-                lambda: engine.complete_public(prompt, **self._options),
-                lambda: engine.acomplete_public(prompt, **self._options),
-            )
-
-        def ask() -> str:
-            return _list_of_texts(self._name, engine.complete([prompt], **self._options), 1)[0]
-
-        async def aask() -> str:
-            return _list_of_texts(self._name, await engine.acomplete([prompt], **self._options), 1)[0]
-
-        return PublicRequest(self._name, ask, aask)
+            calls = partial(engine.complete_public, prompt, **options), partial(engine.acomplete_public, prompt, **options)
+            return PublicRequest(self._name, *calls)
+        calls = partial(engine.complete, [prompt], **options), partial(engine.acomplete, [prompt], **options)
+        return PublicRequest(self._name, *calls, lambda found: _list_of_texts(self._name, found, 1)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,13 +343,8 @@ class CandidateSource:
     def _fetch(source: Runnable[Any, Any], query: Mapping[str, str], config: RunnableConfig) -> Effect:
         value: Any = next(iter(query.values())) if len(query) == 1 else dict(query)
 
-        def ask() -> tuple[str, ...]:
-            return _check_texts("candidates", source.invoke(value, config)) or ()
-
-        async def aask() -> tuple[str, ...]:
-            return _check_texts("candidates", await source.ainvoke(value, config)) or ()
-
-        return PublicRequest("candidates", ask, aask)
+        calls = partial(source.invoke, value, config), partial(source.ainvoke, value, config)
+        return PublicRequest("candidates", *calls, lambda found: _check_texts("candidates", found) or ())
 
 
 def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTemplate[Any]:
@@ -441,55 +429,17 @@ class AnswerOutcome:
     abstained: bool = False
 
 
-class AnswerRelease(Protocol):
-    """One query prepared for its release."""
-
-    @property
-    def rows(self) -> AnswerRows:
-        """Turns private prompts into rows."""
-
-    def outcome(self, released: Release) -> AnswerOutcome:
-        """Computes the outcome from the release (post-processing)."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _EmbeddingRequest:
-    """Asks for the embeddings of PUBLIC texts."""
-
-    embeddings: SilentEmbeddings
-    texts: tuple[str, ...]
-
-    def run(self) -> EngineRows:
-        return self.embeddings.public(self.texts)
-
-    async def arun(self) -> EngineRows:
-        return await self.embeddings.apublic(self.texts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingRelease:
-    """The public candidates of one query and their embeddings, float64[candidates, width].
+class AnswerRelease:
+    """One query prepared for its release.
 
     Attributes:
-      floor: least length of the released sum along the nearest candidate; None: the nearest is always the answer.
-      abstain_answer: the text below the floor.
+      rows: turns private prompts into rows.
+      outcome: computes the outcome from the release (post-processing).
     """
 
     rows: AnswerRows
-    candidates: tuple[str, ...]
-    vectors: EngineRows
-    floor: float | None = None
-    abstain_answer: str = ""
-
-    def outcome(self, released: Release) -> AnswerOutcome:
-        """Returns the candidate nearest to the released sum; the first of equals."""
-        # The mean is the sum over a public count, which changes no cosine.
-        total = np.asarray(released.values)
-        near = cosines(total, self.vectors)
-        similarities = dict(zip(self.candidates, near.tolist(), strict=True))
-        if self.floor is not None and float(near.max() * np.linalg.norm(total)) < self.floor:
-            return AnswerOutcome(self.abstain_answer, similarities=similarities, abstained=True)
-        return AnswerOutcome(self.candidates[int(near.argmax())], similarities=similarities)
+    outcome: Callable[[Release], AnswerOutcome]
 
 
 class EmbeddingAggregator:
@@ -529,9 +479,9 @@ class EmbeddingAggregator:
         _check_candidates(candidates)
         # Fixed candidates were embedded at construction; one is embedded again to detect an outage before the ticket.
         if self._fixed is not None:
-            yield _EmbeddingRequest(self.embeddings, candidates[:1])
+            yield self._embedded(candidates[:1])
             return self._round(*self._fixed)
-        vectors = yield _EmbeddingRequest(self.embeddings, candidates)
+        vectors = yield self._embedded(candidates)
         known = vectors.any(axis=1)
         candidates = tuple(compress(candidates, known))
         _check_candidates(candidates)
@@ -545,25 +495,32 @@ class EmbeddingAggregator:
                 raise fail("candidates", expected, text, "Leave it out, or give other embeddings=.")
         return vectors
 
-    def _round(self, candidates: tuple[str, ...], vectors: EngineRows) -> EmbeddingRelease:
+    def _embedded(self, texts: tuple[str, ...]) -> Effect:
+        return Call(partial(self.embeddings.public, texts), partial(self.embeddings.apublic, texts))
+
+    def _round(self, candidates: tuple[str, ...], vectors: EngineRows) -> AnswerRelease:
+        return AnswerRelease(self._rows, partial(self._nearest, candidates, vectors))
+
+    def _nearest(self, candidates: tuple[str, ...], vectors: EngineRows, released: Release) -> AnswerOutcome:
+        """Returns the candidate nearest to the released sum, the first of equals; below the floor the abstention text.
+
+        Args:
+          candidates: public.
+          vectors: their embeddings, float64[candidates, width].
+          released: the noisy sum of the rows.
+        """
+        # The mean is the sum over a public count, which changes no cosine.
+        total = np.asarray(released.values)
+        near = cosines(total, vectors)
+        similarities = dict(zip(candidates, near.tolist(), strict=True))
         floor = None if self.floor_of is None else self.floor_of(len(candidates))
-        return EmbeddingRelease(self._rows, candidates, vectors, floor, self.abstain_answer)
+        if floor is not None and float(near.max() * np.linalg.norm(total)) < floor:
+            return AnswerOutcome(self.abstain_answer, similarities=similarities, abstained=True)
+        return AnswerOutcome(candidates[int(near.argmax())], similarities=similarities)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
         return {"embeddings": self.embeddings.name}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeywordRelease:
-    """The public keywords of one query."""
-
-    rows: AnswerRows
-    words: tuple[str, ...]
-
-    def outcome(self, released: Release) -> AnswerOutcome:
-        """Returns the released keywords, from which the answer is written later."""
-        return AnswerOutcome(None, keywords=tuple(self.words[index] for index in released.indices or ()))
 
 
 class KeywordAggregator:
@@ -594,8 +551,13 @@ class KeywordAggregator:
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
         """Builds the keyword domain of the query."""
         domain = self._fixed or self._checked(Keywords.of_texts([*query, *candidates], most=self._most))
-        return KeywordRelease(AnswerRows.keywords(self._engine, domain, **self._options), domain.words)
+        rows = AnswerRows.keywords(self._engine, domain, **self._options)
+        return AnswerRelease(rows, partial(self._outcome, domain.words))
         yield  # makes this a generator
+
+    def _outcome(self, words: tuple[str, ...], released: Release) -> AnswerOutcome:
+        """Returns the released keywords, from which the answer is written later."""
+        return AnswerOutcome(None, keywords=tuple(words[index] for index in released.indices or ()))
 
     def _checked(self, domain: Keywords) -> Keywords:
         if len(domain) < self._number:
@@ -613,28 +575,6 @@ class KeywordAggregator:
         return {"num_keywords": self._number, "keywords": "made for each query" if self._fixed is None else "given"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NoisyKeywordRelease:
-    """The public keywords of one query, how many of them are returned at most, and the noise floor."""
-
-    rows: AnswerRows
-    words: tuple[str, ...]
-    most: int
-    floor: float
-    abstain_answer: str
-
-    def outcome(self, released: Release) -> AnswerOutcome:
-        """Returns the keywords above the noise floor, best first; without any, the answer is the abstention text."""
-        weights = np.asarray(released.values)
-        best = [int(place) for place in np.argsort(-weights, kind="stable")[: self.most]]
-        words = tuple(self.words[place] for place in best if weights[place] >= self.floor)
-        return (
-            AnswerOutcome(None, keywords=words)
-            if words
-            else AnswerOutcome(self.abstain_answer, keywords=(), abstained=True)
-        )
-
-
 class NoisyKeywordAggregator(KeywordAggregator):
     """As `KeywordAggregator`, with Gaussian noise on every keyword: the keywords of an answer are a vector of length 1.
 
@@ -646,10 +586,15 @@ class NoisyKeywordAggregator(KeywordAggregator):
     aggregation = VoteVectorSum()  # type: ignore[assignment]
     floor: float = 0.0
 
-    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
-        """Builds the keyword domain of the query; see `KeywordAggregator.prepared`."""
-        made: Any = yield from super().prepared(query, candidates)
-        return NoisyKeywordRelease(made.rows, made.words, self._number, self.floor, self.abstain_answer)
+    @override
+    def _outcome(self, words: tuple[str, ...], released: Release) -> AnswerOutcome:
+        """Returns the keywords above the noise floor, best first; without any, the answer is the abstention text."""
+        weights = np.asarray(released.values)
+        best = np.argsort(-weights, kind="stable")[: self._number].tolist()
+        found = tuple(words[place] for place in best if weights[place] >= self.floor)
+        if not found:
+            return AnswerOutcome(self.abstain_answer, keywords=(), abstained=True)
+        return AnswerOutcome(None, keywords=found)
 
 
 Space: TypeAlias = EmbeddingAggregator | KeywordAggregator
