@@ -42,7 +42,7 @@ from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.embedded import EmbeddedModel, cut_at_stop
 from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
-from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
@@ -801,11 +801,11 @@ class LabelClassifier(PublicRunnable[Any, str]):
         Raises:
           ModelCallError: a model call failed, or an answer names no label.
         """
-        return self._stack(run_sync(self._scored(_Render(self.prompt, _listed(inputs)))))
+        return self._stack(run_sync(self._scored(_rendered(self.prompt, _listed(inputs)))))
 
     async def aprobabilities(self, inputs: Sequence[Any]) -> Rows:
         """Asynchronous version of `probabilities`."""
-        return self._stack(await run_async(self._scored(_Render(self.prompt, _listed(inputs)))))
+        return self._stack(await run_async(self._scored(_rendered(self.prompt, _listed(inputs)))))
 
     def __repr__(self) -> str:
         return f"LabelClassifier(labels={self.labels!r}, kind={self.kind!r}, calibrates={self.calibrates})"
@@ -832,18 +832,22 @@ class LabelClassifier(PublicRunnable[Any, str]):
     def _walk(
         self, inputs: Sequence[Any], configs: Sequence[RunnableConfig], *, keep_errors: bool = False
     ) -> EffectGenerator[list[Exception | str]]:
-        asked = _Render(self.prompt, inputs, configs)
+        asked = _rendered(self.prompt, inputs, configs)
         rows = yield from self._scored(asked, calls_at_once(configs[0]), keep_errors=keep_errors)
         return [row if isinstance(row, Exception) else self.labels[row.index(max(row))] for row in rows]
 
     def _scored(
-        self, inputs: _Render, limit: int | None = None, *, keep_errors: bool = False
+        self,
+        inputs: EffectGenerator[list[str | Exception]],
+        limit: int | None = None,
+        *,
+        keep_errors: bool = False,
     ) -> EffectGenerator[list[LabelScores | Exception]]:
         """Returns the label probabilities of each input, or what is wrong with it (an effect generator)."""
-        values: list[str | Exception] = yield inputs
+        values = yield from inputs
         texts = [value for value in values if isinstance(value, str)]
         # Rendered every time: an `example_selector` of the template may give content-free inputs other examples now.
-        free: list[str] = (yield _Render(self.prompt, self.content_free)) if texts else []
+        free: list[Any] = (yield from _rendered(self.prompt, self.content_free)) if texts else []
         kept = self._known  # replaced as a whole, by any thread
         known = {text: kept[text] for text in free if text in kept}
         wanted = [text for text in (*free, *texts) if text not in known]
@@ -880,49 +884,27 @@ def _scores_or_raise(scores: LabelScores | Exception) -> LabelScores:
     return scores
 
 
-@dataclass(frozen=True, slots=True)
-class _Render:
+def _rendered(
+    prompt: BasePromptTemplate[Any] | None, inputs: Sequence[Any], configs: Sequence[RunnableConfig] | None = None
+) -> EffectGenerator[list[str | Exception]]:
     """Renders inputs to texts; with configs, each as a run of the template, where an error stands for its input."""
+    texts: list[str | Exception] = []
+    for item, config in zip(inputs, configs or repeat(None)):  # noqa: B905  `repeat` has no end
+        try:
+            value: PromptValue = _prompt_value(item) if prompt is None else (yield _filled(prompt, item, config))
+            texts.append(_text_of(value))
+        except Exception as error:  # an example selector may raise anything
+            if config is None:
+                raise
+            texts.append(error)
+    return texts
 
-    prompt: BasePromptTemplate[Any] | None
-    inputs: Sequence[Any]
-    configs: Sequence[RunnableConfig] | None = None
 
-    def run(self) -> list[str | Exception]:
-        texts: list[str | Exception] = []
-        for item, config in zip(self.inputs, self.configs or repeat(None)):  # noqa: B905  `repeat` has no end
-            try:
-                texts.append(_text_of(self._value(item, config)))
-            except Exception as error:  # an example selector may raise anything
-                if config is None:
-                    raise
-                texts.append(error)
-        return texts
-
-    async def arun(self) -> list[str | Exception]:
-        texts: list[str | Exception] = []
-        for item, config in zip(self.inputs, self.configs or repeat(None)):  # noqa: B905  `repeat` has no end
-            try:
-                texts.append(_text_of(await self._avalue(item, config)))
-            except Exception as error:  # an example selector may raise anything
-                if config is None:
-                    raise
-                texts.append(error)
-        return texts
-
-    def _value(self, item: Any, config: RunnableConfig | None) -> PromptValue:
-        if self.prompt is None:
-            return _prompt_value(item)
-        if config is None:
-            return self.prompt.format_prompt(**_variables(self.prompt, item))
-        return self.prompt.invoke(item, config)
-
-    async def _avalue(self, item: Any, config: RunnableConfig | None) -> PromptValue:
-        if self.prompt is None:
-            return _prompt_value(item)
-        if config is None:
-            return await self.prompt.aformat_prompt(**_variables(self.prompt, item))
-        return await self.prompt.ainvoke(item, config)
+def _filled(prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig | None) -> Call:
+    if config is not None:
+        return Call(partial(prompt.invoke, item, config), partial(prompt.ainvoke, item, config))
+    named = _variables(prompt, item)
+    return Call(partial(prompt.format_prompt, **named), partial(prompt.aformat_prompt, **named))
 
 
 def _check_options(answers: LabelAnswers, labels: tuple[str, ...]) -> None:
