@@ -400,12 +400,10 @@ class AcquireGate:
 
     def run(self) -> bool:
         """Waits, blocking; does not wait below a running event loop, which may have to run first."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self.gate.__enter__()
-            return True
-        return self.gate.enter_at_once()
+        if is_in_loop():
+            return self.gate.enter_at_once()
+        self.gate.__enter__()
+        return True
 
     async def arun(self) -> bool:
         """Waits, awaiting."""

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast, get_args
 
 import numpy as np
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.rows.rows import RowRequest, RowSource, restrict
-from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, TopTokenRequest
+from langchain_dpicl.backends.rows.rows import RowSource, restrict
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConcurrency, TopTokenRequest
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.options import LLM, Decoding, GenerationTask, html_table, option_of
 from langchain_dpicl.planning.expected_utility import noise_deviation, occupancy, top_chances
@@ -591,7 +592,8 @@ class _Writing:
                 top_k = self.top_k or len(self.backend.vocabulary())
                 pairs = yield TopTokenRequest(self.backend, draft.public, tuple(tokens), top_k)
                 domain = self._candidates([token for token, _ in pairs], is_first=not tokens)
-                boxed = yield LimitConcurrency(RowRequest(source, domain), limit)
+                asked = Call(partial(source.score, domain), partial(source.ascore, domain))
+                boxed = yield LimitConcurrency(asked, limit)
                 sums = restrict(boxed.take()).sum(axis=0)
                 for _ in range(1 + len(draft.prompts)):
                     tick(bar)

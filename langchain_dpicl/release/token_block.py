@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,14 +21,12 @@ from langchain_dpicl.backends.rows.rows import (
     LogitRequest,
     PublicRowContext,
     PublicRowRequest,
-    ReportRequest,
-    RowRequest,
     RowSource,
     log_rows,
     restrict,
     softmax_rows,
 )
-from langchain_dpicl.backends.sync_async import AskBeside, Effect, EffectGenerator, PublicAnswer, dropped
+from langchain_dpicl.backends.sync_async import AskBeside, Call, Effect, EffectGenerator, PublicAnswer, dropped
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -103,7 +102,7 @@ class ReleaseBlock(Opaque):
         if self._is_public:
             shown = domain_of((yield public))
             return public_index(self.plan, shown), shown
-        replies = yield AskBeside(ReportRequest(self._rows), public, is_final=False)
+        replies = yield AskBeside(Call(self._rows.report, self._rows.areport), public, is_final=False)
         with dropped(replies):
             shown = domain_of(public.value if public.value is not None else (yield public))
         boxed = self._rows.read_report(replies, shown.keys)
@@ -131,7 +130,7 @@ class ReleaseBlock(Opaque):
 
     def _ask(self, domain: Domain) -> Effect:
         if isinstance(self._rows, RowSource):
-            return RowRequest(self._rows, domain.keys)
+            return Call(partial(self._rows.score, domain.keys), partial(self._rows.ascore, domain.keys))
         if domain.columns is None:
             raise ConfigurationError("domain: expected places in the engine's vocabulary, found keys.")
         return LogitRequest(self._rows, domain.columns)

@@ -12,12 +12,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from langchain_core.runnables import ConfigurableFieldSpec
 
 from langchain_dpicl.backends.private_calls.call import unwrap
-from langchain_dpicl.backends.sync_async import EffectGenerator, FairSemaphore
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, is_in_loop
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail, is_written
@@ -253,25 +254,12 @@ class _StoredOutcome(NamedTuple):
     instead_of: str | None
 
 
-@dataclass(slots=True)
-class Sleep:
-    """An `Effect` that sleeps; its answer says whether it did."""
-
-    seconds: float
-
-    def run(self) -> bool:
-        """Sleeps, blocking; not below a running event loop, which would be blocked as well."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            time.sleep(self.seconds)
-            return True
+def _pause(seconds: float) -> bool:
+    """Sleeps and returns whether it did; not below a running event loop, which would be blocked as well."""
+    if is_in_loop():
         return False
-
-    async def arun(self) -> bool:
-        """Sleeps, awaiting."""
-        await asyncio.sleep(self.seconds)
-        return True
+    time.sleep(seconds)
+    return True
 
 
 class AnswerMemo:
@@ -383,7 +371,7 @@ class AnswerMemo:
             self._make_room()
             if self._ask_memo(lambda: self._memo.claim(key, holder)):
                 return holder
-            if not (yield Sleep(pause)):
+            if not (yield Call(partial(_pause, pause), partial(asyncio.sleep, pause, result=True))):
                 return None
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None

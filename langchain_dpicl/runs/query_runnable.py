@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast
@@ -31,6 +30,7 @@ from typing_extensions import override
 from langchain_dpicl._construction import HidesInput
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
+    Call,
     Effect,
     EffectGenerator,
     LimitConcurrency,
@@ -194,27 +194,8 @@ class _Retry(ReraisesOwnErrors, RunnableRetry[Any, Any]):  # type: ignore[no-red
     LangChain's class ends a whole batch with the first error that is not retried, which would lose paid answers.
     """
 
-    @override
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[Any]:
-        return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
-
-    @override
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[Any]:
-        return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+    batch = Runnable.batch
+    abatch = Runnable.abatch
 
 
 class _Fallbacks(ReraisesOwnErrors, RunnableWithFallbacks[Any, Any]):
@@ -542,23 +523,11 @@ ResultT = TypeVar("ResultT", bound=BaseModel)
 _BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
 
 
-@dataclass(slots=True)
-class NotifyObservers:
-    """An `Effect` that sends an event to the run's observers."""
-
-    name: str
-    data: Callable[[], Mapping[str, Any]]
-    config: RunnableConfig
-    is_slow: Callable[[], bool]
-    """Whether `data` may wait for a ledger."""
-
-    def run(self) -> None:
-        """Sends, blocking."""
-        record_event(self.name, self.data, self.config)
-
-    async def arun(self) -> None:
-        """Sends, awaiting."""
-        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow())
+def _notification(
+    name: str, data: Callable[[], Mapping[str, Any]], config: RunnableConfig, is_slow: Callable[[], bool]
+) -> Call:
+    """Returns the call that sends an event to the run's observers; `is_slow`: whether `data` may wait for a ledger."""
+    return Call(lambda: record_event(name, data, config), lambda: arecord_event(name, data, config, is_slow=is_slow()))
 
 
 class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
@@ -845,7 +814,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             outcome = yield from self._finished(tenant, query, outcome, config)
             return (yield from self._told(outcome, "release", ticket, config))
         # After the `except` block, so that later errors do not have the refusal as their context.
-        yield NotifyObservers(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
+        yield _notification(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
         outcome = yield from self._zero_shot(query, prepared, config)
         return (yield from self._told(outcome, "zero-shot", None, config))
 
@@ -927,7 +896,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
         # A receipt reads the ledger, so it is made only where a caller or an observer gets it.
         result = whole() if self.gives_receipts else None
-        yield NotifyObservers(
+        yield _notification(
             RELEASE, lambda: self._news(result or whole()), config, lambda: result is None and self._is_slow
         )
         return self._text(outcome) if result is None else result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
-from langchain_dpicl.backends.sync_async import public_failure
+from langchain_dpicl.backends.sync_async import public_call
 from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskKind
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training, Where
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
 from langchain_dpicl.privacy._validate import (
@@ -350,30 +349,11 @@ class Validation:
         return step % self.every == 0 or steps_left == 0
 
 
-@dataclass(frozen=True, slots=True)
-class LossRequest:
-    """Request for the mean loss of PUBLIC examples at released weights; NaN if none has a finite loss."""
-
-    backend: GradientBackend = field(repr=False)
-    weights: Any = field(repr=False)
-    examples: tuple[TrainingExample, ...] = field(repr=False)
-
-    def run(self) -> float:
-        """Computes the loss."""
-        try:
-            losses = [float(loss) for loss in self.backend.losses(self.weights, self.examples)]
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  engines may raise anything
-            kind = type(error).__name__
-        else:
-            known = [loss for loss in losses if math.isfinite(loss)]
-            return math.fsum(known) / len(known) if known else math.nan
-        raise public_failure(kind)
-
-    async def arun(self) -> float:
-        """Async version of `run`."""
-        return await asyncio.to_thread(self.run)
+def public_loss(backend: GradientBackend, weights: Floats, examples: tuple[TrainingExample, ...]) -> float:
+    """Returns the mean loss of PUBLIC examples at released weights; NaN if none has a finite loss."""
+    losses = public_call(lambda: [float(loss) for loss in backend.losses(weights, examples)])
+    known = [loss for loss in losses if math.isfinite(loss)]
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 Floats: TypeAlias = NDArray[np.float64]

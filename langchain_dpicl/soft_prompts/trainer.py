@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
-from langchain_dpicl.backends.sync_async import EffectGenerator
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, describe_tickets_left, resolve_budget
@@ -32,11 +34,11 @@ from langchain_dpicl.soft_prompts.plan import (
     ExampleFields,
     FieldNames,
     Floats,
-    LossRequest,
     Optimizer,
     OptimizerState,
     TrainingPlan,
     Validation,
+    public_loss,
     engine_of,
     given_fields,
     plan_training,
@@ -297,7 +299,8 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
             raise
         loss = None
         if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
-            loss = yield LossRequest(self.engine, self.weights, self._validation.examples)
+            asked = partial(public_loss, self.engine, self.weights, self._validation.examples)
+            loss = yield Call(asked, partial(asyncio.to_thread, asked))
             with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
                 call.bar.set_postfix_str(f"public validation loss {loss:.4g}", refresh=False)
         item.last = TrainingStep(self.step, item.steps, loss)

@@ -61,37 +61,6 @@ async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class RowRequest:
-    """Computes the private rows of one release, for the aggregation alone."""
-
-    source: RowSource
-    domain: tuple[Token, ...]
-
-    def run(self) -> OpaqueRows:
-        """Runs, blocking."""
-        return self.source.score(self.domain)
-
-    async def arun(self) -> OpaqueRows:
-        """Runs, awaiting."""
-        return await self.source.ascore(self.domain)
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class ReportRequest:
-    """Asks for the private rows of one release before its candidates are known; the answer is for `read_report`."""
-
-    source: RowSource
-
-    def run(self) -> OpaqueRows:
-        """Runs, blocking."""
-        return self.source.report()
-
-    async def arun(self) -> OpaqueRows:
-        """Runs, awaiting."""
-        return await self.source.areport()
-
-
 @dataclass(slots=True, repr=False, eq=False)
 class RowSource:
     """Scores rows through one session; if an engine raises, row by row, so that a fault stays in its own row."""

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, SimilarTexts
-from langchain_dpicl.backends.rows.rows import RowRequest, RowSource
-from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
+from langchain_dpicl.backends.rows.rows import RowSource
+from langchain_dpicl.backends.sync_async import Call, FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
@@ -236,9 +237,10 @@ class TestLimit:
             units = [("aaa",)] * count + [()]
             near = Candidates(("a",), np.ones((1, embeddings.dimension)))
             labels = LabelRows(texts, [["card"], ["cash"]], calibrate=False)
+            words = partial(RowSource(tokens, tuple(rows), []).score, (b" card",))
             asks: dict[str, Any] = {
                 "labels": labels.ask(tuple(row and (row,) for row in rows)),
-                "tokens": RowRequest(RowSource(tokens, tuple(rows), []), (b" card",)),
+                "tokens": Call(words, partial(asyncio.to_thread, words)),
                 "answers": AnswerRows.embedded(texts, embeddings, max_tokens=2).ask(rows),
                 "nearest": NearestRows(embeddings).ask(units, near),
                 "similar": SimilarTexts(embeddings, threshold=0.5).ask(units, near.directions[0]),

@@ -59,13 +59,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, room: Any) -> None:
 
 def test_a_block_releases_nothing_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
-    real = blocks.RowRequest.run
+    real = blocks.RowSource.score
 
-    def run(self: Any) -> Any:
+    def score(self: Any, domain: Any) -> Any:
         elsewhere(monkeypatch, blocks)
-        return real(self)
+        return real(self, domain)
 
-    monkeypatch.setattr(blocks.RowRequest, "run", run)
+    monkeypatch.setattr(blocks.RowSource, "score", score)
     with pytest.raises(LedgerError, match="fork"):
         made.run()
 

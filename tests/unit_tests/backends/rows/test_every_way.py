@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +18,8 @@ from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_e
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, NearestRows, SimilarTexts
-from langchain_dpicl.backends.rows.rows import FullRowSource, LogitRequest, PublicRowContext, RowRequest, RowSource
+from langchain_dpicl.backends.rows.rows import FullRowSource, LogitRequest, PublicRowContext, RowSource
+from langchain_dpicl.backends.sync_async import Call
 from tests import process_models
 from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
 from tests.unit_tests.backends.rows.test_answer_rows import Echo
@@ -39,7 +41,8 @@ def labels(llm: Any, **how: Any) -> Any:
 def tokens(llm: Any, *, released: int = 0) -> Any:
     engine = as_backend(llm)
     top = [token for token, _ in engine.top_tokens(RED, [], top_k=min(engine.max_top_k or 9, 9))]
-    return RowRequest(RowSource(engine, PROMPTS, top[:released]), tuple(top))
+    source = RowSource(engine, PROMPTS, top[:released])
+    return Call(partial(source.score, tuple(top)), partial(source.ascore, tuple(top)))
 
 
 def logits(llm: Any) -> Any:
