@@ -69,13 +69,6 @@ Example: TypeAlias = dict[str, str]
 class Strategy:
     """A way to select examples for a query; inputs and outputs are public."""
 
-    def prepare(self) -> None:
-        """Embeds the examples that are not embedded yet, so that `select` need not."""
-
-    async def aprepare(self) -> None:
-        """Asynchronous version of `prepare`."""
-        self.prepare()
-
     def select(self, values: Mapping[str, Any]) -> list[Example]:
         """Returns copies of the examples for the query's values, in the order of the prompt."""
         raise NotImplementedError
@@ -85,11 +78,7 @@ class Strategy:
         return self.select(values)
 
     def add(self, example: Example, input_text: str) -> None:
-        """Adds an example of the pool."""
-
-    async def aadd(self, example: Example, input_text: str) -> None:
-        """Asynchronous version of `add`."""
-        self.add(example, input_text)
+        """Adds an example of the pool; calls no model."""
 
 
 def check_strategy(strategy: object) -> None:
@@ -115,7 +104,7 @@ def make_strategy(
     chosen: Sequence[int] = (),
     example_prompt: Any = None,
 ) -> Strategy:
-    """Returns a way to select among the examples of a pool. Calls no model; `Strategy.prepare` does.
+    """Returns a way to select among the examples of a pool. Calls no model; `Strategy.select` does.
 
     LangChain's vector selectors compare equal field names of query and example. Here the text of the input is compared
     with the query's values: joined by a space, in the order of their names, if there are several.
@@ -193,14 +182,6 @@ class _ByVectors(Strategy):
             self._take(example, text)
 
     @override
-    def prepare(self) -> None:
-        run_sync(self._embed())
-
-    @override
-    async def aprepare(self) -> None:
-        await run_async(self._embed())
-
-    @override
     def select(self, values: Mapping[str, Any]) -> list[Example]:
         return run_sync(self._nearest(values))
 
@@ -211,12 +192,6 @@ class _ByVectors(Strategy):
     @override
     def add(self, example: Example, input_text: str) -> None:
         self._take(example, input_text)
-        self.prepare()
-
-    @override
-    async def aadd(self, example: Example, input_text: str) -> None:
-        self._take(example, input_text)
-        await self.aprepare()
 
     def _embed(self) -> EffectGenerator[None]:
         """Embeds the examples that the store lacks; stores without `get_by_ids` get all of them."""
@@ -942,7 +917,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         """Puts an entry into the pool and, if it is a new example, into the strategy (an effect generator)."""
         news = yield self._change(partial(self._adopt, entry))
         if news is not None:
-            yield Call(partial(self._strategy.add, *news), partial(self._strategy.aadd, *news))
+            self._strategy.add(*news)
 
     def _change(self, action: Callable[[], Any]) -> Call:
         """Returns the call of a change to the pool, which may wait for the labeler's ledger."""

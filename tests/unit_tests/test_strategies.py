@@ -89,13 +89,11 @@ class TestValidated:
         for values in ({"input": "cash"}, {}, {"question": 3}):
             assert await selected(made, values, way) == [POOL[3], POOL[0]]
 
-    async def test_what_is_added_waits_for_another_choice(self):
+    @WAYS
+    async def test_what_is_added_waits_for_another_choice(self, way):
         made = strategy("validated", chosen=(2,))
-        made.prepare()
         made.add({"text": "new", "queue": "A"}, "new")
-        await made.aprepare()
-        await made.aadd({"text": "newer", "queue": "A"}, "newer")
-        assert made.select({}) == [POOL[2]]
+        assert await selected(made, {}, way) == [POOL[2]]
 
     @pytest.mark.parametrize("place", [4, -1, True, "0"])
     def test_it_knows_no_other_places(self, place):
@@ -132,8 +130,9 @@ class TestByVectors:
         embeddings = Counting()
         made = strategy(Similar(embeddings, fetch_k=fetched))
         await made.aselect({"input": "a"})
-        await made.aadd({"text": "new", "queue": "A"}, "new")
-        assert embeddings.awaited == [*TEXTS, "a", "new"]
+        made.add({"text": "new", "queue": "A"}, "new")
+        await made.aselect({"input": "b"})
+        assert embeddings.awaited == [*TEXTS, "a", "new", "b"]
         assert (embeddings.documents, embeddings.queries) == ([], [])
 
     @BY_VECTORS
@@ -142,8 +141,6 @@ class TestByVectors:
         embeddings = Counting()
         made = strategy(Similar(embeddings, fetch_k=fetched))
         assert embeddings.documents == []
-        made.prepare()
-        await made.aprepare()
         for _ in range(2):
             await selected(made, {"input": "a"}, way)
         assert embeddings.documents == list(TEXTS)
@@ -166,7 +163,7 @@ class TestByVectors:
         made = strategy(Similar(Counting(), k=1, fetch_k=fetched))
         new, newer = {"text": "cash lost", "queue": "B"}, {"text": "coin coin lost lost", "queue": "B"}
         made.add(new, new["text"])
-        await made.aadd(newer, newer["text"])
+        made.add(newer, newer["text"])
         assert made.select({"input": "lost cash"}) == [new]
         assert await made.aselect({"input": "coin lost"}) == [newer]
 
@@ -240,7 +237,7 @@ class TestByVectors:
 
         made = strategy(Similar(Failing(), k=2))
         with pytest.raises(ConnectionError):
-            made.prepare()
+            made.select({"input": "my card"})
         assert made.select({"input": "my card"}) == NEAR_CARD
 
     async def test_first_queries_at_once_get_the_same_examples(self):
@@ -278,10 +275,10 @@ class TestByLength:
         assert await selected(made, {"input": HumanMessage("x")}, way) == POOL[:2]
         assert await selected(made, {"input": "xx"}, way) == POOL[:1]
 
-    async def test_what_is_added_comes_last(self):
+    def test_what_is_added_comes_last(self):
         made = strategy(ByLength(), example_prompt="{text}")
         made.add({"text": "{new", "queue": "A"}, "{new")
-        await made.aadd({"text": "newer", "queue": "A"}, "newer")
+        made.add({"text": "newer", "queue": "A"}, "newer")
         assert [example["text"] for example in made.select({})] == [*TEXTS, "{new", "newer"]
         with pytest.raises(ConfigurationError, match="example_prompt"):
             made.add({"queue": "A"}, "")
