@@ -36,8 +36,10 @@ def copier(max_top_k: int | None = None, fails: str | None = "fails") -> FakeBac
     return FakeBackend(word_copier(WORDS), vocabulary=vocabulary, max_top_k=max_top_k, fail_rows_containing=fails)
 
 
-def full() -> FullFake:
-    return FullFake(word_copier(WORDS), vocabulary=WORDS, fail_rows_containing="fails")
+def full(public_fails_at: int | None = None) -> FullFake:
+    return FullFake(
+        word_copier(WORDS), vocabulary=WORDS, fail_rows_containing="fails", public_fails_at=public_fails_at
+    )
 
 
 def deadly(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:

@@ -50,6 +50,14 @@ def byte_tokenizer(*, chat: bool = False, size: int = 420, **options: Any) -> Pr
     return tokenizer
 
 
+def word_tokenizer(words: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, to which every other word is unknown."""
+    names = ["<unk>", "</s>", *words.split()]
+    tokenizer = Tokenizer(models.WordLevel({name: id_ for id_, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
 def piece_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer whose words carry their space, and bytes their number, as SentencePiece writes them."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))

@@ -312,8 +312,12 @@ def _ids(engine: Engine, reader: Prompts, choice: str, *, with_space: bool) -> t
     elif tokens.chat and tokens.answers_after_space:
         choice = choice.lstrip(" ")
     ids = tuple(tokens.continued(choice))
-    if not all(engine.vocabulary.is_candidate[id_] for id_ in ids):
-        raise ConfigurationError("expected choices of ordinary tokens, found one with a special token")
+    # A choice of no token would be certain after every prompt.
+    if not ids or not tokens.knows(choice) or not all(engine.vocabulary.is_candidate[id_] for id_ in ids):
+        raise ConfigurationError(
+            "labels: expected texts that the model's tokenizer has tokens for, found one with an unknown or special "
+            "token. Name that label by other words: verbalizers=."
+        )
     return ids
 
 

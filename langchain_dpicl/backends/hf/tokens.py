@@ -86,6 +86,11 @@ class TokenizerMaps:
             ids += self._ids(piece, False)
         return [id_ for id_ in ids if id_ not in self.markers]
 
+    def knows(self, text: str) -> bool:
+        """Whether every part of a text has a token; `encode` leaves out the unknown ones."""
+        unknown = self._tokenizer.unk_token_id
+        return not any(unknown in self._ids(piece, False) for piece in self._plain(text))
+
     def continued(self, text: str) -> list[int]:
         """Returns the ids of a text that follows other text: no space is added before it."""
         if not self._begins_with_space:

@@ -417,6 +417,10 @@ class _Session:
     def close(self) -> None:
         """Drops the prompts, here and in the process."""
         self._prompts = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """Closes the session there, if its process is still alive."""
         if self._at is not None:
             self._at.post({"does": "close", "session": self._number})
             self._at = None
@@ -454,7 +458,7 @@ class _Session:
     def _settled(self, answer: Answer) -> Any:
         """Returns what came and notes how far the session there is; None after a crash or failure."""
         if answer.kind != "done":
-            self._at = None
+            self._leave()
         return _done(answer)
 
     def _placed(self, rows: Rows, living: Sequence[int], width: int, blank: float) -> Rows:

@@ -7,7 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from langchain_dpicl import LabelClassifier  # noqa: E402
 from langchain_dpicl.backends.base import FullBackend  # noqa: E402
+from langchain_dpicl.exceptions import ConfigurationError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract  # noqa: E402
 from tests.unit_tests.backends.hf_doubles import engine  # noqa: E402
@@ -72,3 +74,11 @@ class TestTextGPT2(TextContract):
 
 def test_the_engine_sees_the_whole_vocabulary():
     assert isinstance(LLAMA, FullBackend)
+
+
+@pytest.mark.parametrize("label", ["refund", "card refund", "\U0001f4b3"])
+def test_a_label_with_a_word_that_the_tokenizer_does_not_know_is_refused(label):
+    made = engine(tokenizer=tiny_hf.word_tokenizer("my card was late transfer"))
+    assert made.score_choices(["my card was late"], [" card", " transfer"]).shape == (1, 2)
+    with pytest.raises(ConfigurationError, match="unknown or special token"):
+        LabelClassifier(made, labels=("card", "transfer", label))

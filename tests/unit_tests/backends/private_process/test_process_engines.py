@@ -23,6 +23,7 @@ from langchain_dpicl.backends.base import (
 )
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.private_process.connection import Connection
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_text_backend, recipients
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.backends.rows.label_rows import OtherBackend
@@ -137,6 +138,24 @@ async def test_a_full_session_has_the_logits_of_the_same_model_in_this_process()
     sessions[0].close()
     with pytest.raises(ConfigurationError, match="closed"):
         sessions[0].logits()
+
+
+def test_a_session_that_failed_is_closed_in_the_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[dict[str, Any]] = []
+    post = Connection.post
+
+    def noting(self: Connection, message: dict[str, Any], **options: Any) -> Any:
+        posted.append(message)
+        return post(self, message, **options)
+
+    monkeypatch.setattr(Connection, "post", noting)
+    engine = as_backend(shared(process_models.full, public_fails_at=2))
+    options: dict[str, Any] = {"public": "Topic: red", "num_rows": 1, "shared": "", "max_new_tokens": 4}
+    session = engine.open_full(PROMPTS[:1], [], **options)
+    session.public()
+    opened = next(message["session"] for message in posted if message["does"] == "session")
+    session.public()  # fails there, and is asked for apart
+    assert {"does": "close", "session": opened} in posted
 
 
 def test_public_scores_of_text_votes_and_answers_without_a_label_are_told_apart() -> None:
