@@ -231,7 +231,8 @@ class _JobQueue(Generic[JobKey]):
         self.work = work
         self.key = work.key
         self.open = set(jobs)
-        under_way = {flight.job for flight in executor._flights.values() if flight.work == self.key}  # noqa: SLF001
+        self._flights = executor._flights  # noqa: SLF001  replaced where the executor is closed
+        under_way = {flight.job for flight in self._flights.values() if flight.work == self.key}
         self.waiting = deque(job for job in jobs if job not in under_way)
         self.late: deque[JobKey] = deque()
         self.deaths: Counter[Any] = Counter()
@@ -245,18 +246,25 @@ class _JobQueue(Generic[JobKey]):
     def __iter__(self) -> Iterator[tuple[JobKey, JobResult] | None]:
         executor = self.executor
         while self.open and not (self.stops and not self._mine()):
+            self._check_open()
             self._hand_out()
             awaited = list(executor._flights)  # noqa: SLF001  its own module
             if not awaited:
                 time.sleep(_PAUSE)
             ready = executor._ready(awaited, _PAUSE) if awaited else ()  # noqa: SLF001
             for one in ready:
+                self._check_open()
                 result = self._accept_result(one)
                 if result is not None:
                     yield result
             if not ready:
                 self._check_start()
                 yield None
+
+    def _check_open(self) -> None:
+        """Stops a run whose executor was closed meanwhile."""
+        if self.executor._flights is not self._flights:  # noqa: SLF001
+            raise ModelCallError("the executor was closed while this run went on; run it again to continue")
 
     def _check_start(self) -> None:
         """Stops a run without workers if none starts in time; a replacement gets as long to start."""

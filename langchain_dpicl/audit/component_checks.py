@@ -51,13 +51,13 @@ def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> 
     units = sampler.public_size if isinstance(sampler, BalancedSlots) else units
     wanted = max(_INCLUSIONS / rate, 20.0 / -math.log(rate) if rate < 1.0 else 1.0, 20.0 * looked_at)
     draws = 2 * math.ceil(wanted / looked_at / 2)
-    twice, drawn = False, np.zeros((draws, units), dtype=bool)
-    for row in drawn:
+    twice, coins = False, np.zeros((draws, looked_at), dtype=bool)
+    for row in coins:
         members = list(itertools.chain.from_iterable(sampler.draw(units, rng=SYSTEM_RANDOM)))
         twice |= len(set(members)) < len(members)
-        row[members] = True
+        row[[unit for unit in members if unit < looked_at]] = True
     faults = ["a unit stands in one sample twice"] if twice else []
-    fits, coins = _Fits(3), drawn[:, :looked_at]
+    fits = _Fits(3)
     faults += fits.binomial("drawn", coins, rate)
     faults += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
     if looked_at > 1:
@@ -136,7 +136,9 @@ def check_row_contribution(
     rows = [*usual, *np.eye(_WIDTH)[:2], *(np.array([x, 0.0, 0.0, 0.0]) for x in _HOSTILE)]
     rows += [np.full(_WIDTH, x) for x in _HOSTILE]
     rows += [np.array([a, b, 0.0, 1.0]) for a in _HOSTILE for b in (math.inf, -math.inf, math.nan)]
-    beside = release.sampler.num_rows or 4
+    sampler = release.sampler
+    # Of an allocation one batch is read at a time.
+    beside = (sampler.num_slots if isinstance(sampler, AllocatedSlots) else sampler.num_rows) or 4
     others = np.array([usual[place % 3] for place in range(beside - 1)]).reshape(-1, _WIDTH)
     faults, count = list[str](), 0
     appears = release.row_shape == "units" and release.adjacency == "add_remove"

@@ -72,6 +72,7 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
+from langchain_dpicl.privacy.extensions.stream_ledger import RunShare, run_ticket
 from langchain_dpicl.privacy.extensions.value_counts import CountPlan
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
@@ -440,9 +441,9 @@ def check_price(subject: Subject, *, name: str = "price: computed again") -> Aud
     """
     plan: Any = subject.plan
     event = plan.event()
-    remaining = effective_delta(subject.delta, plan.implementation_delta)
-    cost = math.inf
-    if remaining > 0.0:
+    gap, cost = plan.implementation_delta, math.inf
+    remaining = effective_delta(subject.delta, gap)
+    if remaining > 0.0 or gap == 0.0:  # a pure price at delta 0
         cost = accounting.epsilon_upper_bound(event, delta=remaining, adjacency=plan.release.adjacency)
     faults = []
     if subject.epsilon * (1.0 + _ROUNDING) < cost:
@@ -471,7 +472,12 @@ def exact_epsilon(event: Event, delta: float) -> float | None:
 def check_tickets(subject: Subject, *, name: str = "ledger: what was charged is what runs") -> AuditResult:
     """Checks that the ledger's share holds the tickets of the plan that runs, and no share is used up beyond them."""
     share, plan, faults = share_of(subject.component), subject.plan, list[str]()
-    if share.event != plan.event():
+    if isinstance(share, RunShare):  # one ticket for all that a run releases, as `declare_share` made it
+        (run,) = share._component.tickets  # noqa: SLF001  to be audited
+        are_its = run == run_ticket(plan.tickets(), runs=run.max_count, adjacency=plan.release.adjacency)
+    else:
+        are_its = share.event == plan.event()
+    if not are_its:
         faults.append("the share was charged for other releases than the plan runs")
     for ticket in plan.tickets():
         remaining = share.remaining(ticket.template, label=ticket.label)

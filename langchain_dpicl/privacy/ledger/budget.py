@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -227,6 +229,9 @@ class DeclaredShares:
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.
 _IDENTITIES: dict[tuple[str, str], object] = {}
+_BINDING = threading.RLock()  # before the lock of a desk
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_BINDING.acquire, after_in_parent=_BINDING.release, after_in_child=_BINDING.release)
 
 
 class LedgerBudget(Uncopyable):
@@ -370,7 +375,7 @@ class LedgerBudget(Uncopyable):
         lineage = private._lineage  # noqa: SLF001  the first declaration of the units, then this one
         # Two objects of one dataset_id might hold different records.
         own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
-        with self._desk.lock:
+        with _BINDING:
             for key, identity in own.items():
                 if _IDENTITIES.get(key, identity) is not identity:
                     msg = (

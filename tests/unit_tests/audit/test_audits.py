@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from langchain_dpicl import Budget
 from langchain_dpicl.audit import (
     CANNOT_SEE,
     AuditReport,
@@ -26,7 +28,9 @@ from langchain_dpicl.audit import (
 from langchain_dpicl.audit.component_games import VotingGame, evolution_of
 from langchain_dpicl.audit.game import ALARM, HALF, index_law, power_of, refutation_power
 from langchain_dpicl.audit.targets import (
+    MARK,
     ReadGradients,
+    ReadTokens,
     helper_of,
     labeler_of,
     plain_steps,
@@ -39,12 +43,14 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.evolution import plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import TokenRule, plan_generation
-from langchain_dpicl.options import Noise
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Decoding, GenerationTask, Noise, Rows
 from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.runs.query_plan import plan_queries
 from langchain_dpicl.soft_prompts.plan import plan_training
+from langchain_dpicl.streams import PrivateStream
 
 SLOTS = RowDesign.choose(rows="slots", num_slots=5, shots_per_slot=2)
 TERMS: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "noise_multiplier": 1.5}
@@ -405,3 +411,44 @@ def test_the_command_says_what_it_could_not_find_and_quotes_no_message(
 ) -> None:
     assert main(["audit", what]) == 2
     assert "secret" not in capsys.readouterr().err
+
+
+def test_rows_of_an_allocation_are_those_of_one_batch() -> None:
+    design = dataclasses.replace(SLOTS, sampling="disjoint")
+    rule = TokenRule("recentered_clip", temperature=0.7)
+    plan = plan_generation({None: 800}, mechanism=rule, candidates=50, design=design, shots_per_label=3, **TERMS)
+    assert component_checks.check_row_contribution(plan.release).verdict == "sound"
+
+
+def test_a_fixed_sample_of_many_people_is_checked_in_little_memory() -> None:
+    design = RowDesign.choose(rows="slots", num_slots=20, shots_per_slot=4, sampling="fixed")
+    plan = plan_queries(20_000, max_queries=20, width=3, design=design, adjacency="replace_one", **TERMS)
+    tracemalloc.start()
+    try:
+        assert component_checks.check_sampler_rate(plan.release).verdict == "sound"
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 50_000_000  # a table of draws and people takes 400 MB
+
+
+@pytest.mark.parametrize("every", [30, 7])
+def test_a_component_on_a_stream_was_charged_for_what_it_runs(every: int) -> None:
+    stream = PrivateStream(dataset_id="d", time_key="at", unit_key="u", public_size={30: 100})
+    component = DemonstrationSynthesizer.from_private_examples(
+        stream.rolling(30, every=every),
+        llm=ReadTokens(),
+        budget=Budget(epsilon=8.0, delta=1e-4, per="30 days"),
+        epsilon=8.0,
+        component="x",
+        task=GenerationTask(record_prompt=MARK + "{text}"),
+        shots_per_label=2,
+        max_tokens=1,
+        rows=Rows(slots=5, shots=1),
+        noise=Noise("gumbel"),
+        decoding=Decoding(candidates="all"),
+    )
+    subject = Subject.of(component)
+    assert suite.check_tickets(subject).verdict == "sound"
+    wrong = dataclasses.replace(subject, plan=dataclasses.replace(subject.plan, shots_per_label=4))
+    assert suite.check_tickets(wrong).verdict == "violated"

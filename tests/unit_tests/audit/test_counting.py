@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.audit import Subject, count_games, suite
 from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
-from langchain_dpicl.discovery import plan_discovery
+from langchain_dpicl.discovery import UnitCounter, plan_discovery
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, PureEvent
 from langchain_dpicl.privacy.extensions.redeclared import normalized
 from langchain_dpicl.privacy.extensions.value_counts import CountPlan, DiscreteLaplaceMechanism, UnitValues
@@ -57,6 +58,22 @@ def test_a_component_of_counts_is_audited_by_its_ledger_too() -> None:
         checks = [suite.check_price, suite.check_tickets, suite.check_report]
         assert [check(subject).verdict for check in checks] == ["sound"] * 3
         assert subject.plan is made.plan
+
+
+def test_a_pure_share_at_delta_0_is_sound() -> None:
+    private = PrivateExamples([{"text": "t", "v": "a"}], fields=("v",), public_size=100)
+    counter = UnitCounter.from_private_examples(
+        private, field="v", values=("a", "b"), budget=Budget(epsilon=1.0, delta=0.0), epsilon=1.0
+    )
+    assert suite.check_price(Subject.of(counter)).verdict == "sound"
+    told = counter.plan.to_dict()
+    assert suite.check_price(Subject.of({**told, "epsilon": 0.9})).verdict == "violated"
+
+
+def test_many_declared_values_are_not_all_tried() -> None:
+    plan = plan_discovery("value", values=tuple(map(str, range(2_000))), max_values=2, **TERMS)
+    found = count_games.check_contribution(plan.release)
+    assert (found.verdict, found.runs < 20) == ("sound", True)
 
 
 def test_sound_parts_are_sound() -> None:

@@ -596,6 +596,18 @@ class TestHandingOut:
         first.close()
         assert len(other.run(progress=False).examples) == 6
 
+    def test_a_run_ends_where_its_executor_is_closed_beside_it(self, house: House) -> None:
+        crew = house.crew()
+        made = house.synthesizer(crew)
+        stream = made.stream(progress=False)
+        next(stream)
+        crew.close()
+        hired = len(crew.hired)
+        with pytest.raises(RunInterruptedError, match="closed while this run went on"):
+            list(stream)
+        assert len(crew.hired) == hired
+        assert len(made.run(progress=False).examples) == 6
+
     def test_what_another_run_has_the_turn_of_is_waited_for(self, house: House) -> None:
         made = house.synthesizer(house.crew())
         place = house.setup().place()
