@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeAlias, get_args
+from typing import Any, Self, TypeAlias, cast, get_args
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -24,17 +24,18 @@ from langchain_core.example_selectors import (
     SemanticSimilarityExampleSelector,
 )
 from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import SaysHowToBuild
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
-from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left
+from langchain_dpicl.budget.handler import BudgetLike, await_refusals, describe_tickets_left
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import (
     LLM,
@@ -59,7 +60,7 @@ from langchain_dpicl.privacy._validate import check_choice, check_flag, check_in
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
-from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.door import awaits, door
 from langchain_dpicl.runs.release_run import carrying, new_bar, tick
 from langchain_dpicl.tasks import FewShotTemplate, Query, VotingTask, distinct_texts, public_text, reader_of, texts_of
 
@@ -617,6 +618,48 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
 
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
         """
+        run, wanted = cls._planned(
+            private,
+            llm=llm,
+            public_inputs=public_inputs,
+            max_queries=max_queries,
+            budget=budget,
+            epsilon=epsilon,
+            example_prompt=example_prompt,
+            suffix=suffix,
+            task=task,
+            rows=rows,
+            noise=noise,
+            answers=answers,
+            student=student,
+            strategy=strategy,
+            component=component,
+        )
+        return cls.from_run(run, student=wanted, strategy=strategy)
+
+    @classmethod
+    @awaits(from_private_examples)
+    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
+        """Async version of `from_private_examples`: it is planned in a thread; teachers are asked concurrently."""
+        given = options.get("budget")
+        config = cast("RunnableConfig", given) if isinstance(given, Mapping) else None
+        run, wanted = await await_refusals(lambda: cls._planned(private, **options), config, is_slow=True)
+        return await cls.afrom_run(run, student=wanted, strategy=options.get("strategy", "validated"))
+
+    @staticmethod
+    def _planned(
+        private: PrivateExamples,
+        *,
+        llm: LLM,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        task: FewShotTask | None = None,
+        answers: LabelAnswers | None = None,
+        student: Student | None = None,
+        strategy: StrategyLike = "validated",
+        **options: Any,
+    ) -> tuple[PromptPATELabeler, Student]:
+        """Returns the labeler and the student's options, checked; asks about no input yet."""
         words = FewShotTask.of(task, example_prompt, suffix)
         reading = option_of("answers", answers, LabelAnswers)
         wanted = option_of("student", student, Student)
@@ -624,22 +667,8 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         # Whether teachers are calibrated says nothing of the student.
         asked = VotingTask.of(private, words, reading.replace(calibrate=None) if reading.content_free else reading)
         wanted = _ready(strategy, wanted, engine, asked)
-        run = PromptPATELabeler.from_private_examples(
-            private,
-            llm=engine,
-            public_inputs=public_inputs,
-            max_queries=max_queries,
-            budget=budget,
-            epsilon=epsilon,
-            task=words,
-            rows=rows,
-            noise=noise,
-            answers=reading,
-            component=component,
-        )
-        return cls.from_run(run, student=wanted, strategy=strategy)
-
-    afrom_private_examples = awaitable(from_private_examples)
+        run = PromptPATELabeler.from_private_examples(private, llm=engine, task=words, answers=reading, **options)
+        return run, wanted
 
     @classmethod
     def from_run(

@@ -100,6 +100,18 @@ def built(awaited: bool, private: PrivateExamples | None = None, *, budget: Any 
     return asyncio.run(make(private or examples(), budget=budget or house(), **_given(options)))
 
 
+async def test_the_awaited_door_labels_in_no_thread_that_a_cancellation_leaves_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def cancelled(*_: Any, **__: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(PromptPATELabeler, "arun", cancelled)
+    monkeypatch.setattr(PromptPATELabeler, "run", lambda *_, **__: pytest.fail("labelled in a thread"))
+    with pytest.raises(asyncio.CancelledError):
+        await PromptPATEExampleSelector.afrom_private_examples(examples(), budget=house(), **_given({}))
+
+
 def released(**options: Any) -> Any:
     """A selector over a pool without any teachers or ledger."""
     return PromptPATEExampleSelector(pool(), **options)

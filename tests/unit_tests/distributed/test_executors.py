@@ -602,10 +602,10 @@ class TestHandingOut:
         stream = made.stream(progress=False)
         next(stream)
         crew.close()
-        hired = len(crew.hired)
+        hired = crew.hired
         with pytest.raises(RunInterruptedError, match="closed while this run went on"):
             list(stream)
-        assert len(crew.hired) == hired
+        assert crew.hired == hired
         assert len(made.run(progress=False).examples) == 6
 
     def test_what_another_run_has_the_turn_of_is_waited_for(self, house: House) -> None:
