@@ -784,61 +784,41 @@ def add_settings(command: argparse.ArgumentParser) -> None:
     )
 
 
-FLAGS: Mapping[str, tuple[str, str]] = {
-    "method": ("method", "what is planned or run"),
-    "text_key": ("data.text_key", "field of the text (default text)"),
-    "label_key": ("data.label_key", "field of the label"),
-    "label": ("data.labels", "declared label, once per label"),
-    "public_size": ("data.public_size", "declared units, not counted: N, or LABEL=N for each label"),
-    "unit_key": ("data.unit_key", "field naming the person (default: a record)"),
-    "dataset_id": ("data.dataset_id", "public name of the records in the report"),
-    "epsilon": ("budget.epsilon", "of a new budget, or of this component of a ledger"),
-    "delta": ("budget.delta", "at most 1/(10 * all declared units)"),
-    "adjacency": ("budget.adjacency", "add_remove (default) or replace_one"),
-    "ledger": ("budget.ledger", "existing ledger that pays: SQLite file or postgresql://"),
-    "anchor": ("budget.anchor", "file or postgresql:// that remembers the ledger's last line"),
-    "model": ("model.name", "embedded, a model's folder, provider:model, module:name"),
-    "embeddings": ("model.embeddings", "provider:model or module:name; they see the records"),
-    "instruction": ("instruction", "public description of the task"),
-    "documents_per_topic": ("documents_per_topic", "texts of each topic; 0: words of each topic alone"),
-    "max_tokens": ("max_tokens", "cap of a text"),
-    "max_queries": ("max_queries", "answers that the share pays for"),
-    "part": ("part", "half of the units that is read, by a public hash: choose or test"),
-    "component": ("component", "name in the ledger; found again by the same command"),
-    "checkpoint": ("checkpoint", "file from which the same command continues"),
-    "memo": ("serving.memo", "file of answers; what it holds is not charged again"),
-    "rehearsal": ("guess.rehearsal", "file of `dpicl rehearse`, in place of a guess"),
-    "public_inputs": ("guess.public_inputs", "public inputs to label"),
+FLAGS: Mapping[str, tuple[str, str, str, type]] = {
+    "method": ("method", "what is planned or run", "METHOD", str),
+    "text_key": ("data.text_key", "field of the text (default text)", "FIELD", str),
+    "label_key": ("data.label_key", "field of the label", "FIELD", str),
+    "label": ("data.labels", "declared label, once per label", "LABEL", list),
+    "public_size": ("data.public_size", "declared units, not counted: N, or LABEL=N for each label", "N", list),
+    "unit_key": ("data.unit_key", "field naming the person (default: a record)", "FIELD", str),
+    "dataset_id": ("data.dataset_id", "public name of the records in the report", "NAME", str),
+    "epsilon": ("budget.epsilon", "of a new budget, or of this component of a ledger", "E", float),
+    "delta": ("budget.delta", "at most 1/(10 * all declared units)", "D", float),
+    "adjacency": ("budget.adjacency", "add_remove (default) or replace_one", "A", str),
+    "ledger": ("budget.ledger", "existing ledger that pays: SQLite file or postgresql://", "WHERE", str),
+    "anchor": ("budget.anchor", "file or postgresql:// that remembers the ledger's last line", "WHERE", str),
+    "model": ("model.name", "embedded, a model's folder, provider:model, module:name", "NAME", str),
+    "embeddings": ("model.embeddings", "provider:model or module:name; they see the records", "NAME", str),
+    "instruction": ("instruction", "public description of the task", "TEXT", str),
+    "documents_per_topic": ("documents_per_topic", "texts of each topic; 0: words of each topic alone", "N", int),
+    "max_tokens": ("max_tokens", "cap of a text", "N", int),
+    "max_queries": ("max_queries", "answers that the share pays for", "N", int),
+    "part": ("part", "half of the units that is read, by a public hash: choose or test", "HALF", str),
+    "component": ("component", "name in the ledger; found again by the same command", "NAME", str),
+    "checkpoint": ("checkpoint", "file from which the same command continues", "FILE", str),
+    "memo": ("serving.memo", "file of answers; what it holds is not charged again", "FILE", str),
+    "rehearsal": ("guess.rehearsal", "file of `dpicl rehearse`, in place of a guess", "FILE", str),
+    "public_inputs": ("guess.public_inputs", "public inputs to label", "N", int),
 }
-"""The keys that have a flag of their own, and what it says."""
-
-
-_METAVARS: Mapping[str, str] = {
-    **dict.fromkeys(("text_key", "label_key", "unit_key"), "FIELD"),
-    **dict.fromkeys(("checkpoint", "memo", "rehearsal"), "FILE"),
-    **dict.fromkeys(("documents_per_topic", "max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
-    **dict.fromkeys(("dataset_id", "component", "model", "embeddings"), "NAME"),
-    "epsilon": "E",
-    "delta": "D",
-    **dict.fromkeys(("ledger", "anchor"), "WHERE"),
-    "label": "LABEL",
-    "part": "HALF",
-    "instruction": "TEXT",
-    "adjacency": "A",
-}
+"""The keys that have a flag of their own, what it says and takes; a list takes one each time."""
 
 
 def add_flags(command: Any, names: Sequence[str]) -> None:
     """Adds flags of keys; a flag that was not typed sets nothing."""
     for name in names:
-        key, words = FLAGS[name]
-        many: dict[str, Any] = {"action": "append"} if name in {"label", "public_size"} else {}
-        if name in {"epsilon", "delta"}:
-            many["type"] = float
-        elif name in {"documents_per_topic", "max_tokens", "max_queries", "public_inputs"}:
-            many["type"] = int
-        many["metavar"] = _METAVARS.get(name, "VALUE")
-        command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)
+        key, words, metavar, kind = FLAGS[name]
+        taken: dict[str, Any] = {"action": "append"} if kind is list else {"type": kind}
+        command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", metavar=metavar, **taken)
 
 
 def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
@@ -849,7 +829,7 @@ def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tup
         if not sign or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
             raise fail("--set", "KEY=VALUE, such as rows.slots=40", item)
         _put(given, key, _value(text))
-    for name, (key, _) in FLAGS.items():
+    for name, (key, *_) in FLAGS.items():
         value = getattr(arguments, name, None)
         if name == "label" and value is not None and len(value) == 1 and "," in value[0]:
             first, _, second = value[0].partition(",")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
 from langchain_core.runnables import RunnableConfig
@@ -16,10 +16,13 @@ from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
     Blocking,
+    Call,
     Effect,
     EffectGenerator,
     FairSemaphore,
+    run_async,
     run_in_thread,
+    run_sync,
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
@@ -277,71 +280,41 @@ class KeptCall:
 
     def answer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
         """Returns the result, kept or released now."""
-        with self._alone() as kept:
-            if kept.run is not None:
-                return kept.run.result
-            run = kept.left(self.build)
-            if run is None:
-                self.probe.run()
-                run = self.build(kept.keep_share(self.declare()))
-            try:
-                return run.run(progress=progress, config=config)
-            finally:
-                kept.keep(run)
+        return run_sync(self._answered(progress=progress, config=config))
 
     async def aanswer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
         """Async twin of `answer`."""
-        async with self._aalone() as kept:
-            if (finished := kept.run) is not None:
-                return await run_in_thread(lambda: finished.result)
-            run = await run_in_thread(lambda: kept.left(self.build))
-            if run is None:
-                await self.probe.arun()
-                run = await run_in_thread(lambda: self.build(kept.keep_share(self.declare())))
-            try:
-                return await run.arun(progress=progress, config=config)
-            finally:
-                kept.keep(run)
+        return await run_async(self._answered(progress=progress, config=config))
 
-    @contextmanager
-    def _alone(self) -> Iterator[Kept]:
+    def _answered(self, **how: Any) -> EffectGenerator[Any]:
+        """Waits for its place, and returns the result that is kept there or is released now (an effect generator)."""
         while True:
-            kept = self._place()
-            if not AcquireGate(kept.gate).run():
+            kept = self.places.setdefault(self.key, Kept())
+            if not (yield AcquireGate(kept.gate)):
                 advice = (
                     "Await dp_aevaluate or dp_achoose: a call that blocks the loop cannot wait for one that runs in it."
                 )
                 raise fail("call", "no other call of these arguments at work on this event loop", "one", advice)
             try:
-                if self._is_its_place(kept):
-                    yield kept
-                    return
+                # Otherwise the call that was waited for took its place away, which was empty, and another is there.
+                if self.places.get(self.key) is kept:
+                    return (yield from self._released(kept, how))
             finally:
-                self._leave(kept)
+                if kept.is_empty and self.places.get(self.key) is kept:
+                    del self.places[self.key]
+                kept.gate.__exit__(None, None, None)
 
-    @asynccontextmanager
-    async def _aalone(self) -> AsyncIterator[Kept]:
-        while True:
-            kept = self._place()
-            await AcquireGate(kept.gate).arun()
-            try:
-                if self._is_its_place(kept):
-                    yield kept
-                    return
-            finally:
-                self._leave(kept)
-
-    def _place(self) -> Kept:
-        return self.places.setdefault(self.key, Kept())
-
-    def _is_its_place(self, kept: Kept) -> bool:
-        """Whether the call that was waited for has left its place for this one: it took an empty one away."""
-        return self.places.get(self.key) is kept
-
-    def _leave(self, kept: Kept) -> None:
-        if kept.is_empty and self._is_its_place(kept):
-            del self.places[self.key]
-        kept.gate.__exit__(None, None, None)
+    def _released(self, kept: Kept, how: Mapping[str, Any]) -> EffectGenerator[Any]:
+        if (finished := kept.run) is not None:
+            return (yield Blocking(lambda: finished.result))
+        run: OneRelease[Any, Any] | None = yield Blocking(lambda: kept.left(self.build))
+        if run is None:
+            yield self.probe
+            run = yield Blocking(lambda: self.build(kept.keep_share(self.declare())))
+        try:
+            return (yield Call(partial(run.run, **how), partial(run.arun, **how)))
+        finally:
+            kept.keep(run)
 
 
 def identity_of(private: PrivateExamples) -> Hashable:
