@@ -73,8 +73,22 @@ from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall, Run
 _FOR_THRESHOLD = 0.99
 
 
+class _ModelFreePlan(SharePlan):
+    """A plan that depends on no declared size and calls no model."""
+
+    @property
+    def sizes(self) -> Mapping[str | None, int]:
+        """Nothing."""
+        return {}
+
+    def cost(self, *, record_tokens: int = 60) -> Cost:
+        """Returns no model use."""
+        check_int("record_tokens", record_tokens, low=1)
+        return Cost(0, 0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
-class DiscoveryPlan(SharePlan):
+class DiscoveryPlan(_ModelFreePlan):
     """The public plan of one release of counts: the release, its ticket and what it can find.
 
     Formal guarantees:
@@ -84,11 +98,6 @@ class DiscoveryPlan(SharePlan):
     method: ClassVar[str] = "counts"
 
     release: CountPlan
-
-    @property
-    def sizes(self) -> Mapping[str | None, int]:
-        """Nothing: counts depend on no declared size."""
-        return {}
 
     @property
     def implementation_delta(self) -> float:
@@ -116,11 +125,6 @@ class DiscoveryPlan(SharePlan):
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the one ticket of the share."""
         return self.release.tickets()
-
-    def cost(self, *, record_tokens: int = 60) -> Cost:
-        """Returns no model use: counting calls no model."""
-        check_int("record_tokens", record_tokens, low=1)
-        return Cost(0, 0, 0, 0)
 
     def expected(self, confidence: float = 0.95) -> dict[str, float | int | None]:
         """Returns the deviation of a count, and how many units a value needs to be found."""
@@ -508,7 +512,7 @@ def _says_something(word: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class WordsPlan(SharePlan):
+class WordsPlan(_ModelFreePlan):
     """The public plan of a release of words: releases, tickets and what they can find.
 
     Formal guarantees:
@@ -526,11 +530,6 @@ class WordsPlan(SharePlan):
     release: WordRelease
     pairs: WordRelease | None
     labels: tuple[str, ...]
-
-    @property
-    def sizes(self) -> Mapping[str | None, int]:
-        """Nothing: words depend on no declared size."""
-        return {}
 
     @property
     def implementation_delta(self) -> float:
@@ -552,11 +551,6 @@ class WordsPlan(SharePlan):
             for template, release in named
             if release is not None
         )
-
-    def cost(self, *, record_tokens: int = 60) -> Cost:
-        """Returns no model use: a release of words calls no model."""
-        check_int("record_tokens", record_tokens, low=1)
-        return Cost(0, 0, 0, 0)
 
     def found_from(self, confidence: float = 0.95) -> int:
         """Returns how many units must cast a word, among as many as they may, to find it with this probability."""

@@ -862,10 +862,9 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "plan": public}
         journal = RunJournal.open(checkpoint, **terms)
         engines = [] if script is None else [script]
-        runs = None
-        if per_window is not None and private.blocks is not None:
-            how: dict[str, Any] = {"per_window": per_window, "parts": plan.one_run().tickets()}
-            runs = stream_runs(source, private.blocks, spender, component=name, **how)
+        how: dict[str, Any] = {"per_window": per_window, "parts": plan.one_run().tickets()}
+        runs = stream_runs(source, private.blocks, spender, component=name, **how)
+        if runs is not None:
             public = {**public, "stream": runs.to_dict()}
         paid: dict[str, Any] = {"component": name, "epsilon": epsilon, "runs": runs}
         share = declare_share(by_topic, spender, plan, public=public, engines=engines, **paid)

@@ -301,11 +301,10 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         chosen.check(voting, reading, plan)
         released = {"with_scores": answers.scores, "abstain_below": below}
         public = {**plan.to_dict(), **voting.to_dict(), **reading, **released, **chosen.reported}
-        runs = None
-        if per_window is not None and private.blocks is not None:
+        if per_window is not None:
             check_run(component, plan.design.sampling)
-            how: dict[str, Any] = {"per_window": per_window, "queries": max_queries}
-            runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
+        how: dict[str, Any] = {"per_window": per_window, "queries": max_queries}
+        runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
         component = component if component is not None else spender.fresh_name("voting")
         paid: dict[str, Any] = {"component": component, "epsilon": epsilon, "runs": runs}
         share = declare_share(private, spender, plan, public=public, engines=[scorer], **paid)

@@ -195,17 +195,15 @@ def _is_text(token: bytes) -> bool:
 
 
 @cache
-def _load(path: Path) -> ModelTables:
-    return ModelTables(path)
+def _load() -> ModelTables:
+    with resources.as_file(resources.files("langchain_dpicl.backends") / "data" / "model.npz") as shipped:
+        return ModelTables(shipped)
 
 
-def load_tables(path: Path | None = None) -> ModelTables:
-    """Returns the shipped tables (or those at `path`), read once per process."""
+def load_tables() -> ModelTables:
+    """Returns the shipped tables, read once per process."""
     with _LOADING:
-        if path is not None:
-            return _load(path)
-        with resources.as_file(resources.files("langchain_dpicl.backends") / "data" / "model.npz") as shipped:
-            return _load(shipped)
+        return _load()
 
 
 # Every place of the prompt's complete segments whose past matches the present votes for the token that followed there.

@@ -498,10 +498,6 @@ class BoundGrammar:
             matcher.push(token)
         return matcher
 
-    def closing(self, released: Sequence[Token]) -> tuple[Token, ...] | None:
-        """Returns tokens that end the text properly; see `Matcher.closing`."""
-        return self.start(released).closing()
-
 
 class Matcher:
     """The state of a text in its grammar, after released and forced tokens.

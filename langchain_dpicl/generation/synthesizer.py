@@ -848,10 +848,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         # The margin follows from the calibrated clip, which is known only now.
         script = dataclasses.replace(script, margin=public_margin(plan.release))
         public = {**plan.to_dict(), **script.to_dict()}
-        one_run, runs = dataclasses.replace(plan, shots_per_label=shots_per_label), None
-        if per_window is not None and private.blocks is not None:
-            how: dict[str, Any] = {"per_window": per_window, "parts": one_run.tickets()}
-            runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
+        one_run = dataclasses.replace(plan, shots_per_label=shots_per_label)
+        how: dict[str, Any] = {"per_window": per_window, "parts": one_run.tickets()}
+        runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
         name, journal = RunJournal.of(checkpoint, component, "few-shot", budget=spender, private=private, plan=public)
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
         elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)

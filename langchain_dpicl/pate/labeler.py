@@ -149,10 +149,6 @@ class InputTemplate:
         """Returns the query that asks for the label of a public input."""
         return tuple(fields[field] for field in self.field_of.values())
 
-    def text_of(self, fields: Mapping[str, str]) -> str:
-        """Returns the values of an input's query as one text, for comparisons."""
-        return "\n".join(self.query_of(fields))
-
     def waiting(self, inputs: Iterable[Any]) -> list[PoolEntry]:
         """Returns the distinct inputs as waiting entries: equal inputs are charged once."""
         if isinstance(inputs, str | Mapping) or not isinstance(inputs, Iterable):

@@ -169,15 +169,27 @@ def runs_per_window(private: PrivateExamples | RollingRange, budget: LedgerBudge
 
 def stream_runs(
     private: PrivateExamples | RollingRange,
-    blocks: Blocks,
+    blocks: Blocks | None,
     budget: LedgerBudget,
     *,
     component: str,
-    per_window: int,
+    per_window: int | None,
     parts: Sequence[Ticket] = (),
     queries: int | None = None,
-) -> StreamRuns:
-    """Returns the runs of a component: of a rolling range without end, from its first run on; of another range, one."""
+) -> StreamRuns | None:
+    """Returns the runs of a component: of a rolling range without end, from its first run on; of another range, one.
+
+    Args:
+      private: what the caller gave.
+      blocks: of its records; None: they have no time.
+      budget: the payer.
+      component: its name in the ledger.
+      per_window: runs in a window; None: there is no stream.
+      parts: what one run releases.
+      queries: of one run.
+    """
+    if per_window is None or blocks is None:
+        return None
     extent: Extent = blocks
     every = None
     if isinstance(private, RollingRange):

@@ -216,7 +216,7 @@ class TestAgainstAllTextsOfAFiniteLanguage:
     def test_closing_ends_any_text(self, language: list[str], data: st.DataObject) -> None:
         text = data.draw(st.sampled_from(language))
         so_far = MODEL.encode(text[: data.draw(st.integers(0, len(text)))])
-        found = Grammar.choices(language).bind(MODEL).closing(so_far)
+        found = Grammar.choices(language).bind(MODEL).start(so_far).closing()
         assert found is not None
         assert MODEL.decode([*so_far, *found]) in language
 
@@ -441,7 +441,7 @@ class TestEnginesOfTopTokens:
     def test_write_the_skeleton_and_close_in_one_key(self) -> None:
         bound = Grammar.json_schema(PERSON).bind(self.MODEL)
         assert bound.start().forced() == (b'{"name": "',)
-        assert bound.closing([b'{"name": "', b"Jo"]) == (b'", "city": ""}',)
+        assert bound.start([b'{"name": "', b"Jo"]).closing() == (b'", "city": ""}',)
 
 
 class TestClosing:
