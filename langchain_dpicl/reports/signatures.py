@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_dpicl._plain_files import read_plain
@@ -119,28 +120,21 @@ def sign_file(path: FileName, *, key: FileName, ledger: LedgerStore | None = Non
     return dataclasses.replace(unsigned, value=_base64(private.sign(_statement(unsigned))))
 
 
-def signature_problems(
-    path: FileName, signature: Signature, *, public_key: FileName, ledger: LedgerStore | None = None
+def problems_of(
+    data: bytes, signature: Signature, *, public_key: FileName, ledger: LedgerStore | None = None
 ) -> Iterator[str]:
-    """Says what is wrong with a signature; nothing means that the holder of the key signed exactly this file.
+    """Says what is wrong with a signature; nothing means that the holder of the key signed exactly these bytes.
 
     Args:
-      path: the signed file.
+      data: the signed file, from `read_signed`.
       signature: what was kept beside it.
       public_key: file of the Ed25519 public key that you trust, PEM or OpenSSH.
       ledger: the ledger today; all of its lines are recomputed, and it must still hold the one that was signed.
 
     Raises:
-      ConfigurationError: the key is no such key, the file is no plain file, or `cryptography` is not installed.
+      ConfigurationError: the key is no such key, or `cryptography` is not installed.
       LedgerError: the ledger cannot be read.
     """
-    yield from problems_of(read_signed(path), signature, public_key=public_key, ledger=ledger)
-
-
-def problems_of(
-    data: bytes, signature: Signature, *, public_key: FileName, ledger: LedgerStore | None = None
-) -> Iterator[str]:
-    """Says what is wrong with a signature over the bytes of a file; see `signature_problems`."""
     trusted = _public_key(public_key)
     from cryptography.exceptions import InvalidSignature
 
@@ -233,20 +227,21 @@ def _base64(data: bytes) -> str:
 
 
 def _private_key(path: FileName) -> Ed25519PrivateKey:
-    load = _loaders()
+    forms = _forms()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    found = _loaded(path, load.private, load.ssh_private)
+    readers = forms.load_pem_private_key, forms.load_ssh_private_key
+    found = _loaded(path, *(partial(read, password=None) for read in readers))
     if not isinstance(found, Ed25519PrivateKey):
         raise fail("key", "the file of an Ed25519 private key without a password", "something else", _MADE_BY)
     return found
 
 
 def _public_key(path: FileName) -> Ed25519PublicKey:
-    load = _loaders()
+    forms = _forms()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    found = _loaded(path, load.public, load.ssh_public)
+    found = _loaded(path, forms.load_pem_public_key, forms.load_ssh_public_key)
     if not isinstance(found, Ed25519PublicKey):
         advice = "KEY.pub of ssh-keygen, or the output of `openssl pkey -in KEY -pubout`."
         raise fail("key", "the file of an Ed25519 public key", "something else", advice)
@@ -270,24 +265,11 @@ def _loaded(path: FileName, *readers: Any) -> object:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaders:
-    private: Any
-    ssh_private: Any
-    public: Any
-    ssh_public: Any
-
-
-def _loaders() -> _Loaders:
+def _forms() -> Any:
     try:
-        from cryptography.hazmat.primitives import serialization as forms
+        from cryptography.hazmat.primitives import serialization
     except ImportError:
         raise ConfigurationError(
             "signature: expected cryptography, found none. Install langchain-dpicl[sign]."
         ) from None
-    return _Loaders(
-        lambda data: forms.load_pem_private_key(data, None),
-        lambda data: forms.load_ssh_private_key(data, None),
-        forms.load_pem_public_key,
-        forms.load_ssh_public_key,
-    )
+    return serialization

@@ -755,24 +755,6 @@ class PostgresStore(_PostgresTables):
         self._locked, self._appended = query(_ROW + " FOR UPDATE"), query(_APPEND)
 
     @classmethod
-    def from_conn_string(
-        cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT
-    ) -> Self:
-        """Returns a store for a `with` block, which closes it; asks the server nothing yet, so that `setup()` can run.
-
-        Args:
-          conninfo: as of the class.
-          name: which ledger.
-          schema: where the tables are.
-          timeout: seconds to wait, as of the class.
-
-        Raises:
-          ConfigurationError: an argument is out of range.
-        """
-        secret, conninfo = hide_password(conninfo), ""
-        return cls(secret(), name=name, schema=schema, timeout=timeout)
-
-    @classmethod
     def open(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
         """Returns a store of a ledger that is there, and has looked.
 

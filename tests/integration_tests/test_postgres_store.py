@@ -98,7 +98,7 @@ class TestMaking:
         assert postgres.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", where["schema"]) == []
 
     def test_setup_makes_tables_and_no_ledger(self, where: dict[str, Any]) -> None:
-        with PostgresStore.from_conn_string(**where) as store:
+        with PostgresStore(**where) as store:
             store.setup()
             store.setup()
             advice = r"found none\. Check the name; .*dpicl ledger create\)\.$"
@@ -108,7 +108,7 @@ class TestMaking:
 
     def test_who_only_opened_it_writes_no_limits(self, where: dict[str, Any]) -> None:
         PostgresStore.new(**where).close()
-        for door in (PostgresStore, PostgresStore.from_conn_string, PostgresStore.open):
+        for door in (PostgresStore, PostgresStore.open):
             with door(**where) as store:
                 with pytest.raises(LedgerError, match="found an empty entry; opening sets no limits"):
                     Budget(epsilon=1.0, delta=1e-6, store=store)
@@ -227,7 +227,7 @@ class TestMaking:
 
     def test_it_is_closed_at_the_end_of_a_block(self, where: dict[str, Any]) -> None:
         PostgresStore.new(**where)
-        with PostgresStore.from_conn_string(**where) as store:
+        with PostgresStore(**where) as store:
             assert store.header() is None
         with pytest.raises(LedgerError, match="found one that was closed"):
             store.header()
@@ -394,7 +394,6 @@ class TestSecrets:
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
         doors = (
             PostgresStore,
-            PostgresStore.from_conn_string,
             PostgresStore.open,
             PostgresStore.new,
             PostgresAnchor,

@@ -20,7 +20,7 @@ from langchain_dpicl.discovery import UnitCounter
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.reports.ledger_audit import ExportedLedger
-from langchain_dpicl.reports.signatures import Signature, sign_file, signature_problems
+from langchain_dpicl.reports.signatures import Signature, problems_of, read_signed, sign_file
 from langchain_dpicl.stores import SQLiteStore
 
 NO_PASSWORD = forms.NoEncryption()
@@ -64,7 +64,7 @@ def test_a_signature_fits_its_file_key_and_ledger(form: str, tmp_path: Path, rep
     read = Signature.from_json(made.to_json())
     assert read == made
     assert (read.signer, read.ledger) == ("Ann Officer", {"ledger_id": _id(ledger), **_head(ledger)})
-    assert list(signature_problems(report, read, public_key=public, ledger=ledger)) == []
+    assert list(problems_of(read_signed(report), read, public_key=public, ledger=ledger)) == []
 
 
 def _id(ledger: SQLiteStore) -> str:
@@ -92,7 +92,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_a_changed_statement_is_found(change: dict[str, Any], tmp_path: Path, report: Path, ledger: Any) -> None:
     private, public = key_pair(tmp_path)
     made = dataclasses.replace(sign_file(report, key=private, ledger=ledger), **change)
-    found = list(signature_problems(report, made, public_key=public))
+    found = list(problems_of(read_signed(report), made, public_key=public))
     assert any("does not fit this key" in problem for problem in found)
 
 
@@ -100,9 +100,9 @@ def test_a_changed_file_and_another_key_are_found(tmp_path: Path, report: Path) 
     private, public = key_pair(tmp_path)
     _, other = key_pair(tmp_path, "other")
     made = sign_file(report, key=private)
-    assert any("another key" in problem for problem in signature_problems(report, made, public_key=other))
+    assert any("another key" in problem for problem in problems_of(read_signed(report), made, public_key=other))
     report.write_bytes(report.read_bytes() + b" ")
-    found = list(signature_problems(report, made, public_key=public))
+    found = list(problems_of(read_signed(report), made, public_key=public))
     assert found == ["file: it was changed after it was signed"]
 
 
@@ -113,7 +113,7 @@ def test_a_signature_by_another_key_that_names_the_trusted_one_does_not_fit(tmp_
     raw = trusted.public_bytes(forms.Encoding.Raw, forms.PublicFormat.Raw)
 
     made = dataclasses.replace(sign_file(report, key=forger), public_key=base64.b64encode(raw).decode())
-    assert any("does not fit" in problem for problem in signature_problems(report, made, public_key=public))
+    assert any("does not fit" in problem for problem in problems_of(read_signed(report), made, public_key=public))
 
 
 def test_a_ledger_that_was_set_back_is_found(tmp_path: Path, report: Path, ledger: SQLiteStore) -> None:
@@ -125,17 +125,17 @@ def test_a_ledger_that_was_set_back_is_found(tmp_path: Path, report: Path, ledge
     assert late.ledger is not None
     assert early.ledger is not None
     assert late.ledger["line"] > early.ledger["line"]
-    assert list(signature_problems(report, early, public_key=public, ledger=ledger)) == []  # the ledger went on
+    assert list(problems_of(read_signed(report), early, public_key=public, ledger=ledger)) == []  # the ledger went on
     gone = dataclasses.replace(late, ledger={**late.ledger, "line": late.ledger["line"] + 5})
-    assert any("set back" in problem for problem in signature_problems(report, gone, public_key=public, ledger=ledger))
+    assert any("set back" in problem for problem in problems_of(read_signed(report), gone, public_key=public, ledger=ledger))
     other = InMemoryStore()
     Budget(epsilon=2.0, delta=1e-6, store=other)
     assert any(
-        "another one" in problem for problem in signature_problems(report, late, public_key=public, ledger=other)
+        "another one" in problem for problem in problems_of(read_signed(report), late, public_key=public, ledger=other)
     )
     alone = sign_file(report, key=private)
     assert any(
-        "names none" in problem for problem in signature_problems(report, alone, public_key=public, ledger=ledger)
+        "names none" in problem for problem in problems_of(read_signed(report), alone, public_key=public, ledger=ledger)
     )
 
 
@@ -153,7 +153,7 @@ def test_a_new_ledger_is_named_by_its_header(tmp_path: Path) -> None:
     made = sign_file(report, key=private, ledger=fresh)
     assert made.ledger is not None
     assert made.ledger["line"] == 0
-    assert list(signature_problems(report, made, public_key=public, ledger=fresh)) == []
+    assert list(problems_of(read_signed(report), made, public_key=public, ledger=fresh)) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"CANARY-KEY-5", b"-----BEGIN " + b"PRIVATE KEY-----\nCANARY-KEY-5\n"])
@@ -183,7 +183,7 @@ def test_keys_of_other_kinds_and_with_passwords_are_refused(tmp_path: Path, repo
     with pytest.raises(ConfigurationError, match="Ed25519"):
         sign_file(report, key=other)
     with pytest.raises(ConfigurationError, match="public key"):
-        list(signature_problems(report, sign_file(report, key=key_pair(tmp_path)[0]), public_key=other))
+        list(problems_of(read_signed(report), sign_file(report, key=key_pair(tmp_path)[0]), public_key=other))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_file_is_signed_with_its_own_ledger_only(tmp_path: Path, report: Path,
             sign_file(path, key=private, ledger=other)
     made = sign_file(report, key=private, ledger=ledger)
     forged = dataclasses.replace(made, ledger={"ledger_id": "x", "line": 1, "hash": "y"})
-    found = list(signature_problems(report, forged, public_key=public))
+    found = list(problems_of(read_signed(report), forged, public_key=public))
     assert "ledger: the file names another one than its signature" in found
     assert sign_file(private.with_suffix(".pub"), key=private, ledger=other).ledger is not None  # it names none
 
@@ -274,12 +274,12 @@ def test_a_ledger_that_was_rewritten_around_the_signed_line_is_found(
     assert header is not None
     first, *rest = ledger.records()
     rewritten = ExportedLedger(header, (dataclasses.replace(first, kind="note"), *rest), "a copy")
-    found = list(signature_problems(report, made, public_key=public, ledger=rewritten))
+    found = list(problems_of(read_signed(report), made, public_key=public, ledger=rewritten))
     assert [problem[:20] for problem in found] == ["ledger: it is broken"]
     with pytest.raises(LedgerError):
         sign_file(report, key=private, ledger=rewritten)
     beyond = dataclasses.replace(made, ledger={"ledger_id": header.ledger_id, "line": 2**70, "hash": "y"})
-    assert any("set back" in text for text in signature_problems(report, beyond, public_key=public, ledger=ledger))
+    assert any("set back" in text for text in problems_of(read_signed(report), beyond, public_key=public, ledger=ledger))
 
 
 def test_without_cryptography_signing_and_verifying_say_what_to_install(
@@ -292,7 +292,7 @@ def test_without_cryptography_signing_and_verifying_say_what_to_install(
     with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[sign\]"):
         sign_file(report, key=private)
     with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[sign\]"):
-        list(signature_problems(report, made, public_key=public))
+        list(problems_of(read_signed(report), made, public_key=public))
 
 
 def test_a_key_given_in_place_of_its_path_is_not_quoted(tmp_path: Path, report: Path) -> None:
