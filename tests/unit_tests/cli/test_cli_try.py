@@ -386,17 +386,17 @@ def test_calls_of_demonstrations_are_agreed_to_before_the_first_one(capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("lines", "more", "said"),
+    ("lines", "size", "said"),
     [
-        (64, (), "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found"),
-        (49, (), "public_examples: expected at least two examples of label 'weather', found 1"),
-        (64, ("--public-size", "8"), "public_size: expected at least"),
+        (64, "3000", "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found"),
+        (49, "3000", "public_examples: expected at least two examples of label 'weather', found 1"),
+        (64, "8", "public_size: expected at least"),
     ],
     ids=["calls", "label", "units"],
 )
 def test_what_demonstrations_refuse_is_refused_before_the_first_call(
     lines: int,
-    more: tuple[str, ...],
+    size: str,
     said: str,
     by_label: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -405,7 +405,8 @@ def test_what_demonstrations_refuse_is_refused_before_the_first_call(
     by_label.write_text("\n".join(by_label.read_text().splitlines()[:lines]))
     monkeypatch.setattr(commands, "load_model", lambda _: pytest.fail("a model was loaded"))
     most = rehearsal_cost(64, shots=(4,)).most.public_calls + MOST_OF_TEXTS
-    assert main(["try", str(by_label), *WITH_TEXTS, "--max-calls", str(most - 1), *more]) == 2
+    terms = [size if term == "3000" else term for term in WITH_TEXTS]
+    assert main(["try", str(by_label), *terms, "--max-calls", str(most - 1)]) == 2
     printed = capsys.readouterr()
     assert said.format(most=most) in printed.err
     assert printed.out == ""

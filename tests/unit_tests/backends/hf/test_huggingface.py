@@ -80,5 +80,6 @@ def test_the_engine_sees_the_whole_vocabulary():
 def test_a_label_with_a_word_that_the_tokenizer_does_not_know_is_refused(label):
     made = engine(tokenizer=tiny_hf.word_tokenizer("my card was late transfer"))
     assert made.score_choices(["my card was late"], [" card", " transfer"]).shape == (1, 2)
+    classifier = LabelClassifier(made, labels=("card", "transfer", label))
     with pytest.raises(ConfigurationError, match="unknown or special token"):
-        LabelClassifier(made, labels=("card", "transfer", label))
+        classifier.batch(["my card was late"])
