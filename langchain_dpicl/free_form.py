@@ -250,7 +250,10 @@ class PrivateDoor:
     def _ask(self, prompt: str) -> Effect:
         engine, options = cast("Any", self._engine), self._options
         if self.tells_failures:
-            calls = partial(engine.complete_public, prompt, **options), partial(engine.acomplete_public, prompt, **options)
+            calls = (
+                partial(engine.complete_public, prompt, **options),
+                partial(engine.acomplete_public, prompt, **options),
+            )
             return PublicRequest(self._name, *calls)
         calls = partial(engine.complete, [prompt], **options), partial(engine.acomplete, [prompt], **options)
         return PublicRequest(self._name, *calls, lambda found: _list_of_texts(self._name, found, 1)[0])

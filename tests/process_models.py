@@ -37,9 +37,7 @@ def copier(max_top_k: int | None = None, fails: str | None = "fails") -> FakeBac
 
 
 def full(public_fails_at: int | None = None) -> FullFake:
-    return FullFake(
-        word_copier(WORDS), vocabulary=WORDS, fail_rows_containing="fails", public_fails_at=public_fails_at
-    )
+    return FullFake(word_copier(WORDS), vocabulary=WORDS, fail_rows_containing="fails", public_fails_at=public_fails_at)
 
 
 def deadly(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:

@@ -194,8 +194,8 @@ class _Retry(ReraisesOwnErrors, RunnableRetry[Any, Any]):  # type: ignore[no-red
     LangChain's class ends a whole batch with the first error that is not retried, which would lose paid answers.
     """
 
-    batch = Runnable.batch
-    abatch = Runnable.abatch
+    batch = Runnable.batch  # type: ignore[pydantic-field]
+    abatch = Runnable.abatch  # type: ignore[pydantic-field]
 
 
 class _Fallbacks(ReraisesOwnErrors, RunnableWithFallbacks[Any, Any]):

@@ -38,10 +38,10 @@ from langchain_dpicl.soft_prompts.plan import (
     OptimizerState,
     TrainingPlan,
     Validation,
-    public_loss,
     engine_of,
     given_fields,
     plan_training,
+    public_loss,
 )
 
 _BLOCKS = 20

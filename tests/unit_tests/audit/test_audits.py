@@ -450,5 +450,7 @@ def test_a_component_on_a_stream_was_charged_for_what_it_runs(every: int) -> Non
     )
     subject = Subject.of(component)
     assert suite.check_tickets(subject).verdict == "sound"
-    wrong = dataclasses.replace(subject, plan=dataclasses.replace(subject.plan, shots_per_label=2 * subject.plan.shots_per_label))
+    wrong = dataclasses.replace(
+        subject, plan=dataclasses.replace(subject.plan, shots_per_label=2 * subject.plan.shots_per_label)
+    )
     assert suite.check_tickets(wrong).verdict == "violated"

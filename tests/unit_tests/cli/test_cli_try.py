@@ -388,7 +388,11 @@ def test_calls_of_demonstrations_are_agreed_to_before_the_first_one(capsys: pyte
 @pytest.mark.parametrize(
     ("lines", "size", "said"),
     [
-        (64, "3000", "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found"),
+        (
+            64,
+            "3000",
+            "--max-calls: expected at least the {most:,} calls that this rehearsal and its texts may need, found",
+        ),
         (49, "3000", "public_examples: expected at least two examples of label 'weather', found 1"),
         (64, "8", "public_size: expected at least"),
     ],

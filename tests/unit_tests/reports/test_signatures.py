@@ -127,7 +127,9 @@ def test_a_ledger_that_was_set_back_is_found(tmp_path: Path, report: Path, ledge
     assert late.ledger["line"] > early.ledger["line"]
     assert list(problems_of(read_signed(report), early, public_key=public, ledger=ledger)) == []  # the ledger went on
     gone = dataclasses.replace(late, ledger={**late.ledger, "line": late.ledger["line"] + 5})
-    assert any("set back" in problem for problem in problems_of(read_signed(report), gone, public_key=public, ledger=ledger))
+    assert any(
+        "set back" in problem for problem in problems_of(read_signed(report), gone, public_key=public, ledger=ledger)
+    )
     other = InMemoryStore()
     Budget(epsilon=2.0, delta=1e-6, store=other)
     assert any(
@@ -279,7 +281,9 @@ def test_a_ledger_that_was_rewritten_around_the_signed_line_is_found(
     with pytest.raises(LedgerError):
         sign_file(report, key=private, ledger=rewritten)
     beyond = dataclasses.replace(made, ledger={"ledger_id": header.ledger_id, "line": 2**70, "hash": "y"})
-    assert any("set back" in text for text in problems_of(read_signed(report), beyond, public_key=public, ledger=ledger))
+    assert any(
+        "set back" in text for text in problems_of(read_signed(report), beyond, public_key=public, ledger=ledger)
+    )
 
 
 def test_without_cryptography_signing_and_verifying_say_what_to_install(
