@@ -52,7 +52,7 @@ OUT = Path(__file__).resolve().parents[1] / "pictures"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 START = datetime(2026, 3, 2, 8, tzinfo=UTC)
 PACKAGE = Path(__file__).resolve().parents[2] / "langchain_dpicl"
-COLORS = 256
+COLORS = 32
 
 # Component, what it released, and how many days after the start; None: declared, and nothing released yet.
 SHARES: tuple[tuple[str, Event, int, float | None], ...] = (
@@ -284,14 +284,14 @@ def operators(name: str) -> None:
 
 
 def save(figure: Figure, name: str, *, width: int) -> None:
-    """Writes a small PNG of so many pixels, with 256 colours."""
+    """Writes a small PNG of so many pixels."""
     whole = io.BytesIO()
     figure.savefig(whole, format="png", dpi=150)
     write(Image.open(whole).convert("RGB"), name, width=width)
 
 
 def write(picture: Image.Image, name: str, *, width: int) -> None:
-    """Writes a picture with so many pixels across and 256 colours."""
+    """Writes a picture with so many pixels across and COLORS colours."""
     picture = picture.resize((width, picture.height * width // picture.width), Image.Resampling.LANCZOS)
     few = picture.quantize(COLORS, dither=Image.Dither.NONE)
     few.save(OUT / name, optimize=True)
