@@ -386,7 +386,7 @@ def test_calls_of_demonstrations_are_agreed_to_before_the_first_one(capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("lines", "size", "said"),
+    "case",
     [
         (
             64,
@@ -399,13 +399,9 @@ def test_calls_of_demonstrations_are_agreed_to_before_the_first_one(capsys: pyte
     ids=["calls", "label", "units"],
 )
 def test_what_demonstrations_refuse_is_refused_before_the_first_call(
-    lines: int,
-    size: str,
-    said: str,
-    by_label: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: tuple[int, str, str], by_label: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    lines, size, said = case
     by_label.write_text("\n".join(by_label.read_text().splitlines()[:lines]))
     monkeypatch.setattr(commands, "load_model", lambda _: pytest.fail("a model was loaded"))
     most = rehearsal_cost(64, shots=(4,)).most.public_calls + MOST_OF_TEXTS

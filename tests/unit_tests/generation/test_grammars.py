@@ -462,7 +462,7 @@ class TestClosing:
         tags = {"type": "array", "items": {"type": "string"}}
         properties = {"name": {"type": "string"}, "tags": tags, "n": {"type": "integer"}}
         schema = {"type": "object", "properties": properties, "required": [*properties]}
-        found = Grammar.json_schema(schema).bind(MODEL).closing(MODEL.encode(cut))
+        found = Grammar.json_schema(schema).bind(MODEL).start(MODEL.encode(cut)).closing()
         assert found is not None
         assert MODEL.decode(found) == ending
         json.loads(cut + MODEL.decode(found))
@@ -474,7 +474,7 @@ class TestClosing:
             "properties": {"name": {"type": "string", "minLength": 20}, "on": {"type": "string", "format": "date"}},
             "required": ["name", "on"],
         }
-        found = Grammar.json_schema(schema).bind(MODEL).closing(MODEL.encode(cut))
+        found = Grammar.json_schema(schema).bind(MODEL).start(MODEL.encode(cut)).closing()
         assert found is not None
         value = json.loads(cut + MODEL.decode(found))
         assert len(value["name"]) >= 20
@@ -485,16 +485,16 @@ class TestClosing:
         [(r"[A-Z][a-z]+ [0-9]{2}\.", "Jo"), ("(apple|fig) pie", ""), ('"[^"]*" said (he|she)', '"Oh')],
     )
     def test_ends_a_pattern(self, pattern: str, cut: str) -> None:
-        found = Grammar.regex(pattern).bind(MODEL).closing(MODEL.encode(cut))
+        found = Grammar.regex(pattern).bind(MODEL).start(MODEL.encode(cut)).closing()
         assert found is not None
         assert re.fullmatch(pattern, cut + MODEL.decode(found))
 
     def test_takes_the_shortest_of_those_with_the_fewest_choices(self) -> None:
-        closing = Grammar.choices(["apple pie", "fig", "banana"]).bind(MODEL).closing([])
+        closing = Grammar.choices(["apple pie", "fig", "banana"]).bind(MODEL).start([]).closing()
         assert MODEL.decode(closing or ()) == "fig"
 
     def test_gives_up_on_texts_that_are_far_from_an_end(self) -> None:
-        assert Grammar.regex("[a-z]{1000}").bind(MODEL).closing([]) is None
+        assert Grammar.regex("[a-z]{1000}").bind(MODEL).start([]).closing() is None
 
 
 class TestTheGrammarItself:
