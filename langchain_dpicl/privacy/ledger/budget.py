@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -229,9 +227,6 @@ class DeclaredShares:
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.
 _IDENTITIES: dict[tuple[str, str], object] = {}
-_BINDING = threading.RLock()  # before the lock of a desk
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_BINDING.acquire, after_in_parent=_BINDING.release, after_in_child=_BINDING.release)
 
 
 class LedgerBudget(Uncopyable):
@@ -375,17 +370,23 @@ class LedgerBudget(Uncopyable):
         lineage = private._lineage  # noqa: SLF001  the first declaration of the units, then this one
         # Two objects of one dataset_id might hold different records.
         own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
-        with _BINDING:
-            for key, identity in own.items():
-                if _IDENTITIES.get(key, identity) is not identity:
-                    msg = (
-                        f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object "
-                        "that was bound first, or give each data set its own dataset_id."
-                    )
-                    raise PrivacyBudgetMismatchError(msg)
+        with self._desk.lock:
+            self._check_names(own, _IDENTITIES.get)
             self._desk.bind([each.declaration for each in lineage], private._attach)  # noqa: SLF001  the private door
-            _IDENTITIES.update(own)
+            # Another thread may have bound other examples meanwhile, with a budget object of its own.
+            self._check_names(own, _IDENTITIES.setdefault)
         private._keep_bound(None if self._desk.store.durable else self._desk.store)  # noqa: SLF001  the private door
+
+    @staticmethod
+    def _check_names(own: Mapping[tuple[str, str], object], named_by: Callable[[Any, object], object]) -> None:
+        """Refuses examples of whose names one stands for others already."""
+        for key, identity in own.items():
+            if named_by(key, identity) is not identity:
+                msg = (
+                    f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object "
+                    "that was bound first, or give each data set its own dataset_id."
+                )
+                raise PrivacyBudgetMismatchError(msg)
 
     def _check_kind(self, private: PrivateExamples) -> None:
         """Refuses examples without a time where the promise is for windows, and a stream where it is not."""

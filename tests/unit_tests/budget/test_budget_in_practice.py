@@ -143,6 +143,23 @@ def test_several_data_sets_share_one_ledger_each_by_its_name() -> None:
         voter(people(dataset_id="mails"), ledger, component="three")
 
 
+def test_of_two_data_sets_of_one_name_that_are_bound_at_once_the_first_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = InMemoryStore()
+    ledger, beside = house(store), Budget.open(store)
+    bound = type(beside._desk).bind
+
+    def meanwhile(desk: Any, *rest: Any) -> None:
+        monkeypatch.undo()
+        voter(people(), ledger, component="one")
+        bound(desk, *rest)
+
+    monkeypatch.setattr(type(beside._desk), "bind", meanwhile)
+    with pytest.raises(PrivacyBudgetMismatchError, match="already names other examples"):
+        voter(people(), beside, component="two")
+
+
 def test_one_data_set_is_bound_to_one_ledger_for_good() -> None:
     private = people()
     first, other = house(InMemoryStore()), house(InMemoryStore())
