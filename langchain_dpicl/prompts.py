@@ -308,7 +308,7 @@ class ReleasedPrompt(HidesInput):
         return made.with_released(run.run())
 
     @classmethod
-    @awaits(from_private_examples)
+    @awaits(from_private_examples, streams=True)
     async def afrom_private_examples(cls, private: PrivateExamples | RollingRange, **options: Any) -> Self:
         """Async version of `from_private_examples`: it is planned in a thread; rows are scored concurrently."""
         given = options.get("budget")

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from langchain_dpicl._calls import described, missing_in
 from langchain_dpicl.budget.handler import RunEvents
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.extensions.private_streams import PrivateRange, PrivateStream, RollingRange
@@ -45,24 +46,11 @@ def door(component: str, *, streams: bool = False) -> Callable[[Callable[P, R]],
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        takes = inspect.signature(function)
-
         @wraps(function)
         def opened(*args: P.args, **kwargs: P.kwargs) -> R:
-            if fault := _fault_in(function, takes, args, kwargs):
-                owner = getattr(args[0], "__name__", component)  # also a subclass
+            if refusal := _refusal(component, function.__name__, function, args, kwargs, streams=streams):
                 del args, kwargs
-                raise fail(f"{owner}.{function.__name__}", *fault)
-            found = type(args[1] if len(args) > 1 else kwargs["private"])
-            is_stream = issubclass(found, PrivateRange | RollingRange | PrivateStream)
-            if is_stream and (not streams or found is PrivateStream):
-                del args, kwargs
-                raise fail(
-                    "private", "a range of a stream" if streams else "PrivateExamples", found.__name__, NO_STREAM
-                )
-            if not is_stream and not issubclass(found, PrivateExamples):
-                del args, kwargs
-                raise fail("private", "PrivateExamples", found.__name__, UNDECLARED)
+                raise refusal
             given: Any = kwargs.get("budget")
             config = given if isinstance(given, Mapping) else None
             with RunEvents(component, budget=given if config is None else None, config=config):  # type: ignore[arg-type]
@@ -74,25 +62,38 @@ def door(component: str, *, streams: bool = False) -> Callable[[Callable[P, R]],
 
 
 def awaits(
-    constructor: Callable[Concatenate[Any, P], R],
+    constructor: Callable[Concatenate[Any, P], R], *, streams: bool = False
 ) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
     """Decorates the awaitable version of a constructor that also runs what it builds: same signature, same checks."""
     build: Callable[..., Any] = getattr(constructor, "__func__", constructor)
-    takes = inspect.signature(build)
 
     def decorate(function: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         @wraps(function)
         async def opened(*args: Any, **kwargs: Any) -> Any:
-            if fault := _fault_in(build, takes, args, kwargs):
-                owner = getattr(args[0], "__name__", "")
+            if refusal := _refusal("", function.__name__, build, args, kwargs, streams=streams):
                 del args, kwargs
-                raise fail(f"{owner}.{function.__name__}", *fault)
+                raise refusal
             return await function(*args, **kwargs)
 
-        vars(opened)["__signature__"] = takes
+        vars(opened)["__signature__"] = inspect.signature(build)
         return opened
 
     return decorate
+
+
+def _refusal(
+    component: str, called: str, build: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], *, streams: bool
+) -> ConfigurationError | None:
+    """Returns the error of a call that does not fit a constructor, or of a first argument that it does not read."""
+    if fault := _fault_in(build, inspect.signature(build), args, kwargs):
+        return fail(f"{getattr(args[0], '__name__', component)}.{called}", *fault)  # the class, also a subclass
+    found = type(args[1] if len(args) > 1 else kwargs["private"])
+    is_stream = issubclass(found, PrivateRange | RollingRange | PrivateStream)
+    if is_stream and (not streams or found is PrivateStream):
+        return fail("private", "a range of a stream" if streams else "PrivateExamples", found.__name__, NO_STREAM)
+    if not is_stream and not issubclass(found, PrivateExamples):
+        return fail("private", "PrivateExamples", found.__name__, UNDECLARED)
+    return None
 
 
 def _fault_in(

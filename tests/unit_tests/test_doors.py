@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -102,13 +103,19 @@ class TestEveryConstructor:
             component.from_private_examples([{"text": "secret canary"}], epsilom=1.0)
         assert "canary" not in str(caught.value)
 
-    def test_says_how_to_declare_records_that_are_given_as_they_are(self, component: type[Any]) -> None:
+    @pytest.mark.parametrize("is_awaited", [False, True], ids=["blocking", "awaited"])
+    def test_says_how_to_declare_records_that_are_given_as_they_are(
+        self, component: type[Any], *, is_awaited: bool
+    ) -> None:
         required: dict[str, Any] = {
             one.name: None for one in parameters(component)[1:] if one.default is inspect.Parameter.empty
         }
         expected = r"private: expected PrivateExamples, found 'list'\. Declare them: PrivateExamples\(records, \.\.\.\)"
         with pytest.raises(ConfigurationError, match=expected) as caught:
-            component.from_private_examples([{"text": "secret canary"}], **required)
+            if is_awaited:
+                asyncio.run(component.afrom_private_examples([{"text": "secret canary"}], **required))
+            else:
+                component.from_private_examples([{"text": "secret canary"}], **required)
         assert "canary" not in str(caught.value)
 
 
