@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import itertools
 import math
 import time
@@ -472,14 +473,17 @@ def exact_epsilon(event: Event, delta: float) -> float | None:
 def check_tickets(subject: Subject, *, name: str = "ledger: what was charged is what runs") -> AuditResult:
     """Checks that the ledger's share holds the tickets of the plan that runs, and no share is used up beyond them."""
     share, plan, faults = share_of(subject.component), subject.plan, list[str]()
-    if isinstance(share, RunShare):  # one ticket for all that a run releases, as `declare_share` made it
-        (run,) = share._component.tickets  # noqa: SLF001  to be audited
-        are_its = run == run_ticket(plan.tickets(), runs=run.max_count, adjacency=plan.release.adjacency)
+    tickets = plan.tickets()
+    if isinstance(share, RunShare):  # one ticket pays for all the parts of a run, as `declare_share` made it
+        (run,), parts = share._component.tickets, tuple(share._parts.values())  # noqa: SLF001  to be audited
+        of_all_runs = {dataclasses.replace(part, max_count=part.max_count * run.max_count) for part in parts}
+        paid = run_ticket(parts, runs=1, adjacency=plan.release.adjacency)
+        are_its, tickets = run.event == paid.event and of_all_runs == set(tickets), parts
     else:
         are_its = share.event == plan.event()
     if not are_its:
         faults.append("the share was charged for other releases than the plan runs")
-    for ticket in plan.tickets():
+    for ticket in tickets:
         remaining = share.remaining(ticket.template, label=ticket.label)
         if not 0 <= remaining <= ticket.max_count:
             faults.append(f"{remaining} tickets of {ticket.template!r} are left of {ticket.max_count}")

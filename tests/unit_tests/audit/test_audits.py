@@ -450,7 +450,12 @@ def test_a_component_on_a_stream_was_charged_for_what_it_runs(every: int) -> Non
     )
     subject = Subject.of(component)
     assert suite.check_tickets(subject).verdict == "sound"
-    wrong = dataclasses.replace(
-        subject, plan=dataclasses.replace(subject.plan, shots_per_label=2 * subject.plan.shots_per_label)
-    )
-    assert suite.check_tickets(wrong).verdict == "violated"
+    shots = subject.plan.shots_per_label
+    for other in (2 * shots, shots + 1):  # also one that its runs do not divide
+        wrong = dataclasses.replace(subject, plan=dataclasses.replace(subject.plan, shots_per_label=other))
+        assert suite.check_tickets(wrong).verdict == "violated"
+    share: Any = share_of(component)
+    for key, part in share._parts.items():  # a run that grants twice what its ticket pays
+        share._parts[key] = dataclasses.replace(part, max_count=2 * part.max_count)
+        share._parts_left[key] *= 2
+    assert suite.check_tickets(subject).verdict == "violated"
