@@ -293,7 +293,7 @@ def save(figure: Figure, name: str, *, width: int) -> None:
 def write(picture: Image.Image, name: str, *, width: int) -> None:
     """Writes a picture with so many pixels across and COLORS colours."""
     picture = picture.resize((width, picture.height * width // picture.width), Image.Resampling.LANCZOS)
-    few = picture.quantize(COLORS, dither=Image.Dither.NONE)
+    few = picture.quantize(COLORS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     few.save(OUT / name, optimize=True)
     print(f"{name}: {(OUT / name).stat().st_size} bytes")
 
