@@ -138,18 +138,6 @@ def problems_in(problems: Iterable[str], subject: str) -> list[str]:
         return [f"{subject} cannot be read: {describe_fault(error)}"]
 
 
-def has_members(holder: object, *names: str) -> bool:
-    """Returns whether a JSON object has these keys, or another object these attributes."""
-    if isinstance(holder, Mapping):
-        return set(names) <= set(holder)
-    return all(hasattr(holder, name) for name in names)
-
-
-def member(holder: object, name: str) -> Any:
-    """Returns a member of a JSON object, or an attribute of another object; None where there is none."""
-    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-
-
 def shown_plan(shown: Mapping[str, Any]) -> Any:
     """Returns the plan that a component or a file shows, rebuilt by its planner.
 
@@ -410,12 +398,7 @@ def _has_plan(component: Component | None, method: str) -> bool:
     return component is not None and component.public.get("method") == method
 
 
-def is_pool(holder: object) -> bool:
-    """Returns whether what was given to the verifier is a labelled pool."""
-    return has_members(holder, "entries", *(("report",) if isinstance(holder, Mapping) else ()))
-
-
-def pool_problems(pool: object, component: Component | None) -> Iterator[str]:
+def pool_problems(pool: Mapping[str, Any], component: Component | None) -> Iterator[str]:
     """Compares a labelled pool with the component that its report charges.
 
     Formal guarantees:
@@ -425,10 +408,9 @@ def pool_problems(pool: object, component: Component | None) -> Iterator[str]:
     """
     counts = dict.fromkeys(_STATUSES, 0)
     has_votes = False
-    for place, entry in enumerate(member(pool, "entries")):
-        status, votes = member(entry, "status"), member(entry, "votes")
+    for place, entry in enumerate(pool["entries"]):
+        status, label, votes = (entry.get(name) for name in ("status", "label", "votes"))
         counts[check_choice(f"entries[{place}].status", status, _STATUSES)] += 1
-        label = member(entry, "label")
         fits = isinstance(label, str) if status in _WITH_LABEL else label is None
         if not fits or (votes is not None and status not in _RELEASED):
             yield f"entries[{place}]: its label or votes do not go with status {status!r}"
@@ -439,7 +421,7 @@ def pool_problems(pool: object, component: Component | None) -> Iterator[str]:
             yield f"entries: {released} hold a release, which no component of the report pays for"
         return
     shown = component.parameters
-    if canonical_json(member(pool, "plan")) != canonical_json(shown):
+    if canonical_json(pool.get("plan")) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
     if released and not _has_plan(component, "labels"):
         yield f"entries: {released} hold a release, but {component.name!r} shows no labelling"
@@ -486,7 +468,7 @@ def prompt_problems(holder: object, report: Mapping[str, Any], component: Compon
         of the training beside (rule, fields, digest of the model) is their sender's word.
       - What is neither a prompt nor the report of one has no problem.
     """
-    is_prompt = has_members(holder, "arrays", *(("report",) if isinstance(holder, Mapping) else ()))
+    is_prompt = isinstance(holder, Mapping) and {"arrays", "report"} <= set(holder)
     if component is None or not _has_plan(component, "training"):
         if is_prompt and component is None:
             yield "arrays: they were trained, which no component of the report pays for"
@@ -494,7 +476,7 @@ def prompt_problems(holder: object, report: Mapping[str, Any], component: Compon
             yield f"arrays: they were trained, but {component.name!r} shows no training steps"
         return
     yield from _training_run_problems(report, component, has_all=is_prompt)
-    if is_prompt:
+    if isinstance(holder, Mapping) and is_prompt:
         yield from _prompt_problems(holder, component)
 
 
@@ -510,12 +492,11 @@ def _training_run_problems(report: Mapping[str, Any], component: Component, *, h
         yield f"report.step: expected a whole number of at most {most} steps, found {step!r}"
 
 
-def _prompt_problems(prompt: object, component: Component) -> Iterator[str]:
+def _prompt_problems(prompt: Mapping[str, Any], component: Component) -> Iterator[str]:
     """Compares what a prompt says of itself with the training that its component shows."""
-    if isinstance(prompt, Mapping):
-        for name, value in (("format", PROMPT_FORMAT), ("version", PROMPT_VERSION)):
-            if canonical_json(prompt.get(name)) != canonical_json(value):
-                yield f"{name}: expected {value!r}, found {prompt.get(name)!r}"
+    for name, value in (("format", PROMPT_FORMAT), ("version", PROMPT_VERSION)):
+        if canonical_json(prompt.get(name)) != canonical_json(value):
+            yield f"{name}: expected {value!r}, found {prompt.get(name)!r}"
     training = component.public["training"]
     for part, names in _TRAINED.items():
         if missing := sorted(names - set(training[part] if part else training)):
@@ -533,24 +514,14 @@ def _prompt_problems(prompt: object, component: Component) -> Iterator[str]:
             yield f"{name}: expected {wanted}, as {component.name!r} shows, found {claimed}"
 
 
-def _prompt_claims(prompt: object) -> dict[str, Any]:
+def _prompt_claims(prompt: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a prompt says that it was trained for, by where it says so."""
-    if isinstance(prompt, Mapping):
-        claims = {name: prompt[name] for name in ("method", "num_virtual_tokens", "task", "base") if name in prompt}
-    else:
-        holder: Any = prompt
-        claims = {"method": holder.method, "num_virtual_tokens": holder.num_virtual_tokens}
-        claims |= {"task": holder.task.to_dict(), "base": holder.base}
+    claims = {name: prompt[name] for name in ("method", "num_virtual_tokens", "task", "base") if name in prompt}
     parts = {part: claims.pop(part, {}) for part in ("task", "base")}
     return claims | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
 
 
-def are_documents(holder: object) -> bool:
-    """Returns whether what was given to the verifier is released documents."""
-    return has_members(holder, "documents" if isinstance(holder, Mapping) else "texts")
-
-
-def released_document_problems(holder: Any, component: Component | None) -> Iterator[str]:
+def released_document_problems(holder: Mapping[str, Any], component: Component | None) -> Iterator[str]:
     """Compares released documents with the component that their report charges.
 
     Formal guarantees:
@@ -559,25 +530,22 @@ def released_document_problems(holder: Any, component: Component | None) -> Iter
         as many texts of each; the plan shown is the component's.
       - That topics, words and texts are those that were released is their sender's word; some may have been taken out.
     """
-    if isinstance(holder, Mapping):
-        texts = [(item["topic"], item["number"]) for item in holder["documents"]]
-        if any(set(item) != {"text", "topic", "number"} for item in holder["documents"]):
-            yield "documents: expected a text, a topic and a number of each, found others"
-    else:
-        texts = [(item.topic, item.number) for item in holder.texts]
+    texts = [(item["topic"], item["number"]) for item in holder["documents"]]
+    if any(set(item) != {"text", "topic", "number"} for item in holder["documents"]):
+        yield "documents: expected a text, a topic and a number of each, found others"
     if component is None or not _has_plan(component, "documents"):
         yield f"documents: {len(texts)} were released, which no component of the report pays for"
         return
     shown = component.parameters
     plan = shown_plan(shown)
-    if canonical_json(dict(member(holder, "plan"))) != canonical_json(shown):
+    if canonical_json(holder["plan"]) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
-    topics = [(name, count) for name, count in member(holder, "topics")]
+    topics = [(name, count) for name, count in holder["topics"]]
     names = [name for name, _ in topics]
     if len(set(names)) != len(names) or len(names) > plan.num_topics:
         yield f"topics: expected at most {plan.num_topics} distinct ones, found {names}"
     yield from topic_problems(topics, plan)
-    yield from _group_problems(member(holder, "topic_words" if isinstance(holder, Mapping) else "words"), names, plan)
+    yield from _group_problems(holder["topic_words"], names, plan)
     planned = plan.documents_per_topic
     numbers = [check_int("number", number, low=0) for _, number in texts]
     if len(set(texts)) != len(texts) or any(number >= planned for number in numbers):
@@ -591,8 +559,8 @@ _GROUP = ("label", "words", "pairs")
 
 def _group_problems(words: Any, topics: Sequence[Any], plan: Any) -> Iterator[str]:
     """Compares the words of all topics with what their releases can hold."""
-    groups = [tuple(item[key] for key in _GROUP) if isinstance(item, Mapping) else tuple(item) for item in words]
-    if any(isinstance(item, Mapping) and set(item) != set(_GROUP) for item in words):
+    groups = [tuple(item[key] for key in _GROUP) for item in words]
+    if any(set(item) != set(_GROUP) for item in words):
         yield f"topic_words: expected {', '.join(_GROUP)} of each group, found others"
     labels = [label for label, _, _ in groups]
     if len(set(labels)) != len(labels) or not set(labels) <= set(topics):
@@ -651,37 +619,22 @@ def first_word_problems(groups: Sequence[Sequence[Any]], plan: Any) -> Iterator[
             yield from word_problems([(label, *found)], _words_alone(plan.words, None, label))
 
 
-def have_first_words(holder: object) -> bool:
-    """Returns whether words left before what was given to the verifier: demonstrations, or their report."""
-    return _first_words(holder) is not None
-
-
-def released_first_word_problems(holder: object, component: Component | None) -> Iterator[str]:
-    """Compares words that left before demonstrations with the component that the report charges.
+def released_first_word_problems(report: Mapping[str, Any], component: Component | None) -> Iterator[str]:
+    """Compares words that left before demonstrations with the component that their report charges.
 
     Formal guarantees:
       - No problem means: the component's tickets pay for one release of words of each label that has some, with the
         plan that is shown, and what is there is what that plan may release.
       - That the words are those that were released is their sender's word.
     """
-    groups = [tuple(item[key] for key in _GROUP) for item in _first_words(holder) or ()]
+    groups = [tuple(item[key] for key in _GROUP) for item in report["released_words"]]
     if component is None or not _has_plan(component, "generation"):
         yield f"words: of {len(groups)} labels were released, which no component of the report pays for"
         return
     yield from first_word_problems(groups, shown_plan(component.parameters))
 
 
-def _first_words(holder: object) -> Any:
-    report = member(holder, "report")
-    return member(report if isinstance(report, Mapping) else holder, "released_words")
-
-
-def are_counts(holder: object) -> bool:
-    """Returns whether what was given to the verifier is released counts."""
-    return has_members(holder, "counts", "report" if isinstance(holder, Mapping) else "plan")
-
-
-def released_count_problems(holder: object, component: Component | None) -> Iterator[str]:
+def released_count_problems(holder: Mapping[str, Any], component: Component | None) -> Iterator[str]:
     """Compares released counts with the component that their report charges.
 
     Formal guarantees:
@@ -689,12 +642,11 @@ def released_count_problems(holder: object, component: Component | None) -> Iter
         left is what that plan may release: all declared values, or others that reach the threshold.
       - That the counts are those that were released is their sender's word.
     """
-    counts = member(holder, "counts")
-    pairs = list(counts.items()) if isinstance(counts, Mapping) else [(value, count) for value, count in counts]
+    pairs = [(value, count) for value, count in holder["counts"]]
     if component is None or not _has_plan(component, "counts"):
         yield f"counts: {len(pairs)} were released, which no component of the report pays for"
         return
-    if canonical_json(member(holder, "plan")) != canonical_json(component.parameters):
+    if canonical_json(holder.get("plan")) != canonical_json(component.parameters):
         yield f"plan: expected what {component.name!r} shows, found another"
     release = shown_plan(component.parameters).release
     values, threshold = [value for value, _ in pairs], release.mechanism.threshold
@@ -706,12 +658,7 @@ def released_count_problems(holder: object, component: Component | None) -> Iter
         yield f"counts: expected none below the threshold, {threshold}, found {least}"
 
 
-def are_words(holder: object) -> bool:
-    """Returns whether what was given to the verifier is released words."""
-    return has_members(holder, *(("words", "report") if isinstance(holder, Mapping) else ("groups", "plan")))
-
-
-def released_word_problems(holder: object, component: Component | None) -> Iterator[str]:
+def released_word_problems(holder: Mapping[str, Any], component: Component | None) -> Iterator[str]:
     """Compares released words with the component that their report charges.
 
     Formal guarantees:
@@ -721,17 +668,14 @@ def released_word_problems(holder: object, component: Component | None) -> Itera
         reach the threshold, on the grid of the noise, the largest first.
       - That the words are those that were released is their sender's word; some may have been taken out since.
     """
-    if isinstance(holder, Mapping):
-        groups = [tuple(item[key] for key in _GROUP) for item in holder["words"]]
-        if any(set(item) != set(_GROUP) for item in holder["words"]):
-            yield f"words: expected {', '.join(_GROUP)} of each group, found others"
-    else:
-        groups = list(member(holder, "groups"))
+    groups = [tuple(item[key] for key in _GROUP) for item in holder["words"]]
+    if any(set(item) != set(_GROUP) for item in holder["words"]):
+        yield f"words: expected {', '.join(_GROUP)} of each group, found others"
     if component is None or not _has_plan(component, "words"):
         count = sum(len(words) for _, words, _ in groups)
         yield f"words: {count} were released, which no component of the report pays for"
         return
-    if canonical_json(member(holder, "plan")) != canonical_json(component.parameters):
+    if canonical_json(holder.get("plan")) != canonical_json(component.parameters):
         yield f"plan: expected what {component.name!r} shows, found another"
     yield from word_problems(groups, component.parameters)
 
