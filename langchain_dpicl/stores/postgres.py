@@ -24,7 +24,7 @@ from langchain_dpicl.exceptions import (
     MemoError,
 )
 from langchain_dpicl.privacy._validate import check_int, check_name, check_positive
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction, hide_password
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
 from langchain_dpicl.stores.rows import (
     ON_PURPOSE,
@@ -389,11 +389,6 @@ def _close(hands: dict[int, _ProcessConnection]) -> None:
         hand.drop()
 
 
-def hide_password(text: str) -> Callable[[], str]:
-    """Puts a text that may hold a password where neither a repr nor the variables of a frame show it."""
-    return lambda: text
-
-
 def _read_conninfo(secret: Callable[[], str], timeout: float) -> tuple[str, Callable[[], str]]:
     """Returns public words on the server, and the text to connect with, our defaults added."""
     if not isinstance(secret(), str):
@@ -610,14 +605,18 @@ class SchemaTables:
                 self._raise_to_this_version(connection, version)
 
     def _raise_to_this_version(self, connection: Connection, version: int) -> None:
-        # Asked for first: `IF NOT EXISTS` needs the right to make one even where it is there.
-        if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchall():
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
+        _make_schema(connection, self.schema)
         if not version:
             connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
         for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
             connection.execute(self.query(step))
             connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])
+
+
+def _make_schema(connection: Connection, name: str) -> None:
+    # Asked for first: `IF NOT EXISTS` needs the right to make one even where it is there.
+    if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [name]).fetchall():
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
 
 
 # A transaction locks the ledger's own row, which orders the writers of all processes and hosts. Lines wait in this
@@ -661,19 +660,45 @@ ON CONFLICT (ledger_id) DO UPDATE SET seq = excluded.seq, head = excluded.head W
 """
 
 
-class _PostgresTables(Connected):
-    """What a store and an anchor share: the server, the tables, the end."""
+class _OnPostgres(Connected):
+    """What a store, an anchor and a memo share: the way to the server, making tables, reading, the end."""
+
+    _link: PostgresConnection
+
+    @property
+    def description(self) -> str:
+        """Public words on where it lives; no user and no password."""
+        raise NotImplementedError
+
+    def _make(self, tables: Callable[[Connection], None]) -> None:
+        """Makes tables on a connection of its own, which does not ask for them first."""
+        connection = self._link.connect(checked=False)
+        try:
+            self._link.attempt("the right to make tables", lambda: tables(connection))
+        finally:
+            connection.close()
+
+    def _read(self, queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
+        with self._link.turn() as turn:
+            return turn.snapshot_query(queries)
+
+    def close(self) -> None:
+        """Closes the connection; nothing can be asked afterwards."""
+        self._link.close()
+
+    def __repr__(self) -> str:
+        # Half made, where an argument was refused, it is shown by crash reporters.
+        return f"{type(self).__name__}({self.description if hasattr(self, '_link') else 'not made'})"
+
+
+class _PostgresTables(_OnPostgres):
+    """What a store and an anchor share: the tables of ledgers."""
 
     _ABSENT: ClassVar[str] = _SET_UP
 
     def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
         self._tables = SchemaTables(check_name("schema", schema), absent=self._ABSENT)
         self._link = PostgresConnection(secret, timeout=timeout, check=self._tables.check_version)
-
-    @property
-    def description(self) -> str:
-        """Public words on where it lives; no user and no password."""
-        raise NotImplementedError
 
     def setup(self) -> None:
         """Makes the tables, or brings them to this version; does nothing where they have it. Makes no ledger.
@@ -685,27 +710,11 @@ class _PostgresTables(Connected):
         self._migrate()
 
     def _migrate(self, *, old_ones: bool = True) -> None:
-        def migrate() -> None:
+        def migrate(connection: Connection) -> None:
             if old_ones or not self._tables.version(connection):
                 self._tables.migrate(connection, self._link.place)
 
-        connection = self._link.connect(checked=False)
-        try:
-            self._link.attempt("the right to make tables", migrate)
-        finally:
-            connection.close()
-
-    def close(self) -> None:
-        """Closes the connection; nothing can be asked afterwards."""
-        self._link.close()
-
-    def _read(self, queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
-        with self._link.turn() as turn:
-            return turn.snapshot_query(queries)
-
-    def __repr__(self) -> str:
-        # Half made, where an argument was refused, it is shown by crash reporters.
-        return f"{type(self).__name__}({self.description if hasattr(self, '_link') else 'not made'})"
+        self._make(migrate)
 
 
 class PostgresStore(_PostgresTables):
@@ -859,7 +868,7 @@ class PostgresStore(_PostgresTables):
             known, head = self._standing(turn.begin(asked, flush=flush))
             if known is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
-            rows = _PostgresRows(head, turn, self._lines_between, self._bound)
+            rows = _PostgresRows(self._tables, self._name, head, turn)
             view = RowTransaction(rows)
             ends.callback(setattr, view, "alive", False)
             yield view
@@ -886,18 +895,6 @@ class PostgresStore(_PostgresTables):
                 f"{self.description}: expected line {seq} as it was written, found it gone: the server restarted "
                 "before it was on the disk. Nothing is granted; try again."
             )
-
-    def _lines_between(self, after: int, last: int) -> Query:
-        return self._lines, [self._name, after, last - after]
-
-    def _bound(self, turn: TransactionLock, dataset_id: str) -> tuple[str | None, bool]:
-        """Binds a data set in the open transaction; returns which other ledger has it, and whether it is new."""
-        owner: Query = self._tables.query(_OWNER), [dataset_id]
-        rows, is_new = turn.read(owner), False
-        if not rows:
-            turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
-            rows, is_new = turn.read(owner), True
-        return (None if rows[0][0] == self._name else str(rows[0][0])), is_new
 
     def _append(self, turn: TransactionLock, old: LedgerHead, rows: _PostgresRows) -> None:
         turn.check_process()
@@ -945,17 +942,11 @@ class PostgresStore(_PostgresTables):
 class _PostgresRows:
     """The lines of a ledger inside one transaction: those that stand, then those that wait for its end."""
 
-    def __init__(
-        self,
-        head: LedgerHead,
-        turn: TransactionLock,
-        standing: Callable[[int, int], Query],
-        bound: Callable[[TransactionLock, str], tuple[str | None, bool]],
-    ) -> None:
+    def __init__(self, tables: SchemaTables, name: str, head: LedgerHead, turn: TransactionLock) -> None:
+        self._tables = tables
+        self._name = name
         self._old = self._head = head
         self._turn = turn
-        self._standing = standing
-        self._bound = bound
         self.fresh: list[tuple[int, str, str, str, str, str]] = []
         self.has_bound = False
 
@@ -963,8 +954,9 @@ class _PostgresRows:
         return self._head
 
     def lines(self, after: int, last: int) -> list[tuple[Any, ...]]:
-        old = self._old.seq
-        standing = self._turn.read(self._standing(after, min(last, old))) if after < old else []
+        old, standing = self._old.seq, []
+        if after < old:
+            standing = self._turn.read((self._tables.query(_LINES), [self._name, after, min(last, old) - after]))
         return [*standing, *self.fresh[max(after - old, 0) : max(last - old, 0)]]
 
     def add(self, record: LedgerRecord) -> None:
@@ -973,9 +965,13 @@ class _PostgresRows:
         self._head = LedgerHead(record.seq, record.hash)
 
     def bind(self, dataset_id: str) -> str | None:
-        owner, is_new = self._bound(self._turn, dataset_id)
-        self.has_bound = self.has_bound or is_new
-        return owner
+        owner: Query = self._tables.query(_OWNER), [dataset_id]
+        rows = self._turn.read(owner)
+        if not rows:
+            self._turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
+            self.has_bound = True
+            rows = self._turn.read(owner)
+        return None if rows[0][0] == self._name else str(rows[0][0])
 
 
 class PostgresAnchor(_PostgresTables):
@@ -1084,7 +1080,7 @@ DELETE FROM {turns} WHERE ctid IN (
 """
 
 
-class PostgresMemo(Connected, KeptMemo):
+class PostgresMemo(_OnPostgres, KeptMemo):
     """Keeps released answers in a PostgreSQL database, for the processes of several hosts.
 
     `PostgresMemo.new` or `setup()` makes the tables, once; opening makes nothing. Another role than their owner needs
@@ -1183,18 +1179,13 @@ DELETE FROM {answers} AS old USING (
           MemoError: the server cannot be reached, or this role may not make tables.
         """
 
-        def make() -> None:
+        def tables(connection: Connection) -> None:
             with connection.transaction():
-                if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self._schema]).fetchall():
-                    connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
+                _make_schema(connection, self._schema)
                 connection.execute(self._query(_MEMO_TABLES))
 
         with memo_faults():
-            connection = self._link.connect(checked=False)
-            try:
-                self._link.attempt("the right to make tables", make)
-            finally:
-                connection.close()
+            self._make(tables)
 
     @property
     def description(self) -> str:
@@ -1205,13 +1196,8 @@ DELETE FROM {answers} AS old USING (
         """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
         return self._written((_CLAIM, (*key, holder, self._turn, 2 * self._turn)), (_END_LATE_TURNS, ()))[0] == 1
 
-    def close(self) -> None:
-        """Closes the connection; nothing can be asked afterwards."""
-        self._link.close()
-
     def _row(self, key: MemoKey) -> tuple[object, object] | None:
-        with self._link.turn() as turn:
-            (rows,) = turn.snapshot_query([(self._query(_RECALL), key)])
+        (rows,) = self._read([(self._query(_RECALL), key)])
         return (rows[0][0], rows[0][1]) if rows else None
 
     def _written(self, *commands: tuple[str, Sequence[Any]]) -> list[int]:
@@ -1227,6 +1213,3 @@ DELETE FROM {answers} AS old USING (
 
     def _query(self, text: str) -> bytes:
         return sql.SQL(text).format(**self._names).as_bytes(None)
-
-    def __repr__(self) -> str:
-        return f"PostgresMemo({self.description if hasattr(self, '_link') else 'not made'})"
