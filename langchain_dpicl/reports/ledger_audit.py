@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
-from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.privacy.ledger.state import RESERVE, LedgerState
+from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry, verify_report
-from langchain_dpicl.reports.verify import UNREADABLE, describe_fault, is_place_of
+from langchain_dpicl.reports.verify import UNREADABLE, check_receipt, describe_fault
 from langchain_dpicl.stores.rows import object_of
 
 Receipts = Sequence[Mapping[str, Any]]
@@ -79,7 +79,8 @@ def check_ledger(
         problems.extend(anchor_problems(anchor, header, store))
         checked.append(f"anchor: {anchor.description}")
     for number, receipt in enumerate(receipts, start=1):
-        problems.extend(f"receipt {number}: {problem}" for problem in _receipt_problems(receipt, header, store))
+        found = _receipt_problems(receipt, header, store, state.seq)
+        problems.extend(f"receipt {number}: {problem}" for problem in found)
     problems.extend(_double_spending(receipts))
     if receipts:
         checked.append(f"receipts: {len(receipts)}")
@@ -130,23 +131,14 @@ def _line(store: LedgerStore, seq: int) -> LedgerRecord | None:
     return next(iter(store.records(seq - 1, limit=1)), None) if seq > 0 else None
 
 
-def _receipt_problems(receipt: Mapping[str, Any], header: LedgerHeader, store: LedgerStore) -> Iterator[str]:
-    ledger_id, entry, entry_hash = (receipt.get(name) for name in ("ledger_id", "entry", "entry_hash"))
-    if ledger_id != header.ledger_id:
-        yield f"expected one of ledger {header.ledger_id}, found one of {ledger_id!r}"
+def _receipt_problems(receipt: Mapping[str, Any], header: LedgerHeader, store: LedgerStore, last: int) -> Iterator[str]:
+    try:
+        line = check_receipt(receipt, header, store, lambda: last)
+    except DPICLError as error:
+        yield str(error).removeprefix("receipt: ")
         return
-    if entry is None:  # a cached answer, or one without private records: nothing was charged
-        return
-    record = _line(store, entry) if type(entry) is int else None
-    if record is None or (entry_hash is not None and record.hash != entry_hash):
-        yield f"line {entry!r}, which it was given for, is gone or changed: an older copy, or a fork"
-        return
-    is_paid = record.kind == RESERVE and isinstance(record.body, Mapping)
-    paid_by = record.body.get("component") if is_paid else None
-    if paid_by is None or paid_by != receipt.get("component", paid_by):
-        yield f"line {entry} is no reservation of {receipt.get('component')!r}"
-    elif not is_place_of(receipt.get("index"), record):
-        yield f"line {entry} reserved fewer tickets than its index {receipt.get('index')!r} needs"
+    if line is not None and "component" in receipt and line.body.get("component") != receipt["component"]:
+        yield f"line {line.seq} is no reservation of {receipt['component']!r}"
 
 
 def _double_spending(receipts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

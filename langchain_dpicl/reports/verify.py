@@ -329,32 +329,35 @@ def is_same_number(left: Any, right: Any) -> bool:
 _FIELDS = ("ledger_id", "entry", "entry_hash", "index")
 
 
-def check_receipt(receipt: Any, header: LedgerHeader, store: LedgerStore, count: Callable[[], int]) -> None:
-    """Refuses a receipt that names no line of a ledger of `count()` lines; see `Budget.check_receipt`."""
+def check_receipt(
+    receipt: Any, header: LedgerHeader, store: LedgerStore, count: Callable[[], int]
+) -> LedgerRecord | None:
+    """Returns the line of a receipt, if it names one; refuses one that a ledger of `count()` lines does not hold."""
     ledger_id, entry, entry_hash, index = _read_receipt(receipt)
     if ledger_id != header.ledger_id:
-        msg = f"receipt: expected one of ledger {header.ledger_id}, found one of {ledger_id}."
+        msg = f"receipt: expected one of ledger {header.ledger_id}, found one of {ledger_id!r}."
         raise PrivacyBudgetMismatchError(msg + " Open the ledger that it names.")
     last = count()
     if entry is None:
-        return
+        return None
     line = next(iter(store.records(entry - 1, limit=1)), None) if entry <= last else None
     fault = ""
     if line is None:
         fault = f"{last} lines"
     elif line.hash != line.computed_hash or entry_hash not in {None, line.hash}:
-        fault = f"another line with the hash {line.hash}"
+        fault = f"another line with the hash {line.hash!r}"
     elif line.kind != RESERVE:
         fault = f"a line of the kind {line.kind!r}"
-    elif not is_place_of(index, line):
+    elif not _is_place_of(index, line):
         fault = f"a line that reserved {line.body.get('count')} tickets, and so none with index {index}"
     if fault:
-        msg = f"receipt: expected line {entry} with the hash {entry_hash} in ledger {ledger_id}, found {fault}."
+        msg = f"receipt: expected line {entry} with the hash {entry_hash!r} in ledger {ledger_id}, found {fault}."
         advice = "An older copy, or one that went on elsewhere, took the ledger's place. Bring the ledger itself back."
         raise LedgerRollbackError(f"{msg} {advice}")
+    return line
 
 
-def is_place_of(index: object, line: LedgerRecord) -> bool:
+def _is_place_of(index: object, line: LedgerRecord) -> bool:
     """Whether a reservation's line has a ticket of this place; receipts of older versions name none."""
     count = line.body.get("count")
     return index is None or (type(index) is int and type(count) is int and 0 <= index < count)

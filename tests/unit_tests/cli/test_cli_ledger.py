@@ -264,7 +264,7 @@ def test_verify_ends_with_one_where_a_receipts_line_is_gone(dpicl: Shell, file: 
     receipts[1]["entry_hash"] = "f" * 64
     (tmp_path / "r.json").write_text(json.dumps(receipts))
     assert dpicl("verify", file, "--receipt", tmp_path / "r.json") == 1
-    assert "receipt 2: line 7" in dpicl.err
+    assert "receipt 2: expected line 7" in dpicl.err
     assert "receipt 1" not in dpicl.err
 
 
