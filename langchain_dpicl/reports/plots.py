@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -53,9 +54,7 @@ def plot_budget(report: PrivacyReport, path: Where = None) -> Figure:
     return _save(figure, path)
 
 
-def plot_epsilon_delta(
-    report: PrivacyReport, path: Where = None, *, max_seconds: float | None = 60.0, num_points: int = _POINTS
-) -> Figure:
+def plot_epsilon_delta(report: PrivacyReport, path: Where = None, *, max_seconds: float | None = 60.0) -> Figure:
     """Draws the bound on epsilon of everything sealed, over delta, beside the ledger's limit.
 
     Formal guarantees:
@@ -63,10 +62,10 @@ def plot_epsilon_delta(
         smaller delta is drawn.
 
     Args:
-      report: from `budget.report()`; its own table is drawn if it has one, else it is computed, which takes a while.
+      report: from `budget.report()`; its own table is drawn if it has one (see `with_epsilons`), else one over six
+        powers of ten up to the ledger's delta (1e-6 where it is 0) is computed, which takes a while.
       path: file to write (.png, .pdf, .svg); None: nothing is written.
       max_seconds: see `PrivacyReport.epsilons`.
-      num_points: deltas to compute, over six powers of ten up to the ledger's delta (1e-6 where it is 0).
 
     Returns:
       The matplotlib figure.
@@ -76,7 +75,7 @@ def plot_epsilon_delta(
     """
     figure = _figure(7.0, 4.4)
     limit = report.ledger
-    table = report.table or report.epsilons(_deltas(limit.delta, num_points), max_seconds=max_seconds)
+    table = report.table or report.epsilons(_deltas(limit.delta), max_seconds=max_seconds)
     points = [(row.delta, row.epsilon) for row in table.rows if row.epsilon is not None and row.epsilon < math.inf]
     if not points:
         raise ConfigurationError("plot: expected a finite bound at some delta, found none. Raise max_seconds.")
@@ -101,7 +100,7 @@ def plot_epsilon_delta(
 
 def _draw_time(axes: Any, report: PrivacyReport) -> None:
     """A step at every seal, from the ledger's making on; the end is a little after the last one."""
-    sealed = sorted(((_when(share.sealed_at), share) for share in report.shares if share.sealed_at), key=_first)
+    sealed = sorted(((_when(share.sealed_at), share) for share in report.shares if share.sealed_at), key=itemgetter(0))
     made = _when(report.ledger.stamp)
     times, spent, total = [made], [0.0], exact(0.0)
     for at, share in sealed:
@@ -171,14 +170,8 @@ def _when(stamp: str) -> datetime:
     return datetime.fromisoformat(stamp).astimezone(UTC)
 
 
-def _first(pair: tuple[datetime, Any]) -> datetime:
-    return pair[0]
-
-
-def _deltas(limit: float, count: int) -> list[float]:
-    if count < 2:
-        raise ConfigurationError(f"num_points: expected an integer >= 2, found {count!r}.")
-    return [(limit or 1e-6) * 10 ** (-_DECADES * (count - 1 - step) / (count - 1)) for step in range(count)]
+def _deltas(limit: float) -> list[float]:
+    return [(limit or 1e-6) * 10 ** (-_DECADES * step / (_POINTS - 1)) for step in reversed(range(_POINTS))]
 
 
 # --- matplotlib ---------------------------------------------------------------------------------------------------
