@@ -384,7 +384,7 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
         yield "digest: the report was changed after it was made"
     limits = {"epsilon": check_epsilon(data["limits"]["epsilon"]), "delta": check_delta(data["limits"]["delta"])}
     for name, limit in limits.items():
-        total = _promised(data, name)
+        total = sum_over_shares(data, [check_real(name, share[name], low=0.0) for share in data["shares"]])
         if data["promised"][name] != total:
             yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
         if exact(total) > exact(limit):
@@ -398,9 +398,8 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
     check_wrappers(data.get("allowed_wrappers", []))
 
 
-def _promised(data: Mapping[str, Any], name: str) -> float:
-    """Returns the sum over shares; of a stream: over those of the window where it is largest."""
-    amounts = [check_real(name, share[name], low=0.0) for share in data["shares"]]
+def sum_over_shares(data: Mapping[str, Any], amounts: Sequence[float]) -> float:
+    """Returns the sum of an amount of each share; of a stream: over those of the window where it is largest."""
     if "stream" not in data:
         return round_up_sum(amounts)
     retired, window = retired_in(data["stream"]), check_int("window", data["stream"]["window"], low=1)

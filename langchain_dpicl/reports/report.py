@@ -18,7 +18,6 @@ from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
     check_delta,
-    check_int,
     check_positive,
     check_real,
     effective_delta,
@@ -47,11 +46,11 @@ from langchain_dpicl.reports.claims import (
     kind_problems,
     own_component,
     report_digest,
-    retired_in,
     round_up_sum,
     share_extent,
     stream_claims,
     stream_problems,
+    sum_over_shares,
 )
 from langchain_dpicl.reports.rendering import PACKAGE, markdown_of, own_version, package_versions, text_of, words_of
 from langchain_dpicl.reports.verify import (
@@ -544,7 +543,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
     """Returns what is wrong, and the terms and recomputed cost of every component's share."""
     problems: list[str] = []
     shares: list[tuple[ShareTerms, float]] = []
-    totals: list[float] = []
+    epsilon, delta = math.inf, None
     try:
         problems.extend(header_problems(data))
         adjacency = check_adjacency(data["adjacency"])
@@ -563,26 +562,15 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
             problems.extend(stream_problems(data, [terms for terms, _ in shares], tolerance=RECOMPUTE_TOLERANCE))
         elif any(component.extent is not None for terms, _ in shares for component in terms.components):
             problems.append("stream: shares of windows in the report of a ledger for life")
-        totals = [_total(data, [(terms, cost) for terms, cost in shares])]
-        totals.append(_total(data, [(terms, terms.delta) for terms, _ in shares]))
-        read = all(cost < math.inf for _, cost in shares)
+        delta = sum_over_shares(data, [terms.delta for terms, _ in shares])
+        if all(cost < math.inf for _, cost in shares):
+            epsilon = sum_over_shares(data, [cost for _, cost in shares])
     except UNREADABLE as error:
         problems.append(f"the report cannot be read: {describe_fault(error)}")
-        read = False
     named = {component.name: share for share in reversed(shares) for component in share[0].components}
-    epsilon = totals[0] if read else math.inf
-    delta = totals[1] if totals else round_up_sum(terms.delta for terms, _ in shares)
+    if delta is None:
+        delta = round_up_sum(terms.delta for terms, _ in shares)
     return VerifiedReport(epsilon, delta, not problems, tuple(problems)), named
-
-
-def _total(data: Mapping[str, Any], amounts: Sequence[tuple[ShareTerms, float]]) -> float:
-    """Returns the sum of amounts of shares; of a stream: of the window where it is largest; infinite if one is."""
-    if any(amount == math.inf for _, amount in amounts):
-        return math.inf
-    if "stream" not in data:
-        return round_up_sum(amount for _, amount in amounts)
-    retired, window = retired_in(data["stream"]), check_int("window", data["stream"]["window"], low=1)
-    return heaviest(((share_extent(terms, retired), amount) for terms, amount in amounts), window)
 
 
 def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: VerificationContext) -> Iterator[str]:
