@@ -461,7 +461,7 @@ def verify_report(report: Reported) -> VerifiedReport:
     Raises:
       ConfigurationError: it is none of these.
     """
-    holder = _check_report_type(report)
+    holder = _json_of(report)
     data = _report_of(holder)
     component = None
     if "budget" in data:
@@ -472,9 +472,8 @@ def verify_report(report: Reported) -> VerifiedReport:
         verified = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
-    is_file = isinstance(holder, Mapping) and data is not holder
-    problems = [*verified.problems, *(content_problems(holder) if is_file else ())]
-    for kind, keys, compared in _RELEASED if isinstance(holder, Mapping) else ():
+    problems = [*verified.problems, *(() if data is holder else content_problems(holder))]
+    for kind, keys, compared in _RELEASED:
         if keys <= set(holder):
             problems += problems_in(compared(holder, component), kind)
     if data.get("released_words") is not None:
@@ -485,25 +484,27 @@ def verify_report(report: Reported) -> VerifiedReport:
     return VerifiedReport(math.inf, verified.delta, ok=False, problems=tuple(problems))
 
 
-def _check_report_type(report: Any) -> Any:
+def _json_of(report: Any) -> Mapping[str, Any]:
+    """Returns what was given as a JSON object; of an object that is none of ours, the report that it carries."""
     if isinstance(report, PrivacyReport):
         return report.to_dict()
     if hasattr(type(report), "_of_state"):  # a `Released`, which stands above: compared as the file that it writes
         report = report.to_json()
     if isinstance(report, (str, bytes)):
         try:
-            return json.loads(report)
+            report = json.loads(report)
         except (ValueError, RecursionError):
             raise _no_report("text that is not JSON") from None
-    return report
+    data = report if isinstance(report, Mapping) else getattr(report, "report", None)
+    if not isinstance(data, Mapping):
+        raise _no_report(type(report).__name__)
+    return data
 
 
-def _report_of(holder: Any) -> Mapping[str, Any]:
+def _report_of(holder: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the report itself, or the one that a release holds; refuses what could be read as two of them."""
-    data = getattr(holder, "report", None)
-    if isinstance(holder, Mapping):
-        is_file = "report" in holder and not _RELEASES.isdisjoint(holder) and _CLAIMS.isdisjoint(holder)
-        data = holder["report"] if is_file else holder
+    is_file = "report" in holder and not _RELEASES.isdisjoint(holder) and _CLAIMS.isdisjoint(holder)
+    data = holder["report"] if is_file else holder
     if not isinstance(data, Mapping):
         raise _no_report(type(holder).__name__)
     for problem in kind_problems(data):

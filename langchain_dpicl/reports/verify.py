@@ -460,7 +460,7 @@ _OF_BASE = {"name": "model", "tokenizer": "tokenizer", "weights": "base_weights"
 _OF_RUN = frozenset({"ledger_id", "step", "steps"})
 
 
-def prompt_problems(holder: object, report: Mapping[str, Any], component: Component | None) -> Iterator[str]:
+def prompt_problems(holder: Mapping[str, Any], report: Mapping[str, Any], component: Component | None) -> Iterator[str]:
     """Compares a trained prompt, or its report alone, with the component that the report charges.
 
     Formal guarantees:
@@ -471,7 +471,7 @@ def prompt_problems(holder: object, report: Mapping[str, Any], component: Compon
         of the training beside (rule, fields, digest of the model) is their sender's word.
       - What is neither a prompt nor the report of one has no problem.
     """
-    is_prompt = isinstance(holder, Mapping) and {"arrays", "report"} <= set(holder)
+    is_prompt = {"arrays", "report"} <= set(holder)
     if component is None or not _has_plan(component, "training"):
         if is_prompt and component is None:
             yield "arrays: they were trained, which no component of the report pays for"
@@ -479,7 +479,7 @@ def prompt_problems(holder: object, report: Mapping[str, Any], component: Compon
             yield f"arrays: they were trained, but {component.name!r} shows no training steps"
         return
     yield from _training_run_problems(report, component, has_all=is_prompt)
-    if isinstance(holder, Mapping) and is_prompt:
+    if is_prompt:
         yield from _prompt_problems(holder, component)
 
 
