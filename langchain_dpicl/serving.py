@@ -49,8 +49,8 @@ from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_re
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
-# `generate`, `ends_in_space(text)` where it puts a text into a frame of its own, and `by_itself(action)`, through which
-# private calls generate.
+# `generate`, `ends_in_space(text)` where it puts a text into a frame of its own, `by_itself(action)`, through which
+# private calls generate, and `fingerprint`, a text that tells it from other engines of its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,10 @@ class ServedFields(HidesInput):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What names the model in caches and traces."""
+        """What names the model in caches and traces: LangChain's caches take models of equal parameters for one."""
         return {
             "model_name": self.backend.name,
+            "engine": getattr(self.backend, "fingerprint", None),
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_k": self.top_k,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -276,7 +277,7 @@ class SoftPrompt(Released):
         plan: Mapping[str, Any] = self.report.get("plan", {})
         return plan
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Digest of numbers, method and task."""
         identity = json.dumps([self.method, self.task.to_dict(), _digest(self._numbers)])

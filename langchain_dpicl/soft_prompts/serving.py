@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -107,9 +108,15 @@ class SoftPromptBackend:
 
     @property
     def name(self) -> str:
-        """Public name: the model's and the default prompt's fingerprint, which keys LangChain's caches."""
+        """Public name: the model's and the default prompt's fingerprint."""
         prompt = "no default" if self.default is None else self.prompts[self.default].fingerprint
         return f"{self._base.name} ({prompt})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Says which engine this is, default prompt included: equal ones generate alike, for caches too; public."""
+        known = repr((self._base.fingerprint, self.name, self.fills_template, self.max_new_tokens))
+        return hashlib.sha256(known.encode()).hexdigest()[:16]
 
     @property
     def tokenizer_fingerprint(self) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -136,6 +138,21 @@ class HuggingFaceBackend:
     def tokenizer_fingerprint(self) -> str:
         """Says which tokenizer this is: engines with equal ones speak of the same token ids; public."""
         return self._prompts.tokens.fingerprint
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Says which engine this is: equal ones generate alike, and caches take them for one; public.
+
+        It covers weights, tokenizer, chat template, ends and lengths. Weights that have no fingerprint, such as
+        quantised ones, are those of this object alone.
+        """
+        from langchain_dpicl.backends.hf import model_checks
+
+        model, vocabulary = self._engine.body.model, self._engine.vocabulary
+        weights = model_checks.fingerprint(model) or uuid.uuid4().hex
+        reading = self._prompts.tokens.rules, vocabulary.ends, self._reading_room(self.max_new_tokens)
+        known = repr((weights, model.dtype, model.config.to_json_string(), *reading))
+        return hashlib.sha256(known.encode()).hexdigest()[:16]
 
     @property
     def max_top_k(self) -> int | None:

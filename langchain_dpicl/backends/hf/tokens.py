@@ -41,6 +41,7 @@ class TokenizerMaps:
         added = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items()}
         template = tokenizer.chat_template if isinstance(getattr(tokenizer, "chat_template", None), str) else ""
         template = template or str(getattr(tokenizer, "chat_template", None) or "")
+        self._template = template
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(special | set(tokenizer.all_special_ids))
         self.markers = self.special | {id_ for id_, text in added.items() if text and text in template}
@@ -59,6 +60,15 @@ class TokenizerMaps:
         entries = sorted(self._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
         vocabulary = json.dumps([entries, sorted(self.special)], ensure_ascii=True)
         return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def rules(self) -> str:
+        """A public hash of all that makes ids of texts and messages: vocabulary, merges, chat template and frame."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        how = {} if backend is None else json.loads(backend.to_str())
+        how |= {"truncation": None, "padding": None}  # as of `_encoder`
+        known = [self.fingerprint, how, self.chat, self._template, self.header, self.footer]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
     @functools.cached_property
     def token_bytes(self) -> tuple[bytes, ...]:

@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_tests.unit_tests import ChatModelUnitTests
+from tokenizers import normalizers
 
-from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.backends.embedded import EmbeddedModel, Induction
+from langchain_dpicl.backends.hf import model_checks
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
@@ -309,6 +312,56 @@ class TestChatDetails:
         said(make(cache=cache, temperature=3.0, top_k=5))
         said(make(cache=cache, temperature=3.0, top_p=0.5))
         assert len(cache._cache) == 3
+
+    def test_a_cache_tells_models_of_one_name_apart(self):
+        quiet = tiny_hf.byte_tokenizer(chat=True)
+        quiet.chat_template = quiet.chat_template.replace("assistant", "system")
+        bare = tiny_hf.byte_tokenizer(chat=True)
+        bare.backend_tokenizer.normalizer = normalizers.Lowercase()
+        renamed = {"name": engine(chat=True).name, "max_prompt_tokens": 64, "max_new_tokens": 32}
+        taught = tiny_hf.llama()
+        with torch.no_grad():
+            taught.lm_head.weight.add_(0.1)
+        whole = {"model": tiny_hf.llama(), "tokenizer": tiny_hf.byte_tokenizer(chat=True), **renamed}
+        others = {
+            "weights": {"model": taught},
+            "settings of the model": {"model": tiny_hf.llama(rope_theta=50.0)},
+            "precision": {"model": tiny_hf.llama(dtype=torch.bfloat16)},
+            "vocabulary": {"tokenizer": tiny_hf.byte_tokenizer(chat=True, size=400)},
+            "rules": {"tokenizer": bare},
+            "template": {"tokenizer": quiet},
+            "frame": {"chat": False},
+            "ends": {"eos_token_id": [1, 5]},
+            "room": {"max_prompt_tokens": 20, "max_new_tokens": 492},
+        }
+        engines = [engine(chat=True), *[HuggingFaceBackend(**{**whole, **other}) for other in others.values()]]
+        engines += [EmbeddedModel(), EmbeddedModel(induction=Induction(prior=2.0))]
+        assert len({one.name for one in engines}) == 2
+        cache = InMemoryCache()
+        for kind in (LocalLLM, ChatLocal):
+            for one in engines:
+                said(kind(backend=one, max_tokens=2, cache=cache))
+        assert len(cache._cache) == 2 * len(engines)
+
+    def test_a_cache_knows_a_model_that_is_loaded_again(self):
+        one, other = [
+            HuggingFaceBackend(
+                tiny_hf.llama(), tiny_hf.byte_tokenizer(chat=True), max_prompt_tokens=64, max_new_tokens=32
+            )
+            for _ in range(2)
+        ]
+        cache = InMemoryCache()
+        assert said(ChatLocal(backend=one, cache=cache)) == said(ChatLocal(backend=other, cache=cache))
+        assert said(EmbeddedLLM(cache=cache)) == said(EmbeddedLLM(cache=cache))
+        assert len(cache._cache) == 2
+
+    def test_weights_without_a_fingerprint_are_those_of_their_engine_alone(self, monkeypatch):
+        monkeypatch.setattr(model_checks, "fingerprint", lambda _: "")
+        cache = InMemoryCache()
+        engines = [HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(), max_prompt_tokens=64) for _ in "ab"]
+        for one in (*engines, *engines):
+            said(LocalLLM(backend=one, max_tokens=2, cache=cache))
+        assert len(cache._cache) == 2
 
     def test_tools_and_structured_output_are_refused_with_advice(self):
         class Schema(dict):

@@ -92,6 +92,7 @@ class TestChains:
         assert model._llm_type.startswith("dpicl")
         assert model._identifying_params == {
             "model_name": "dpicl-embedded",
+            "engine": model.backend.fingerprint,
             "max_tokens": 64,
             "temperature": 0.0,
             "top_k": None,

@@ -5,6 +5,7 @@ What they are held against is the peft package, which reads the saved folder and
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
+from tokenizers import normalizers
 
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
@@ -161,11 +163,17 @@ def test_one_engine_per_prompt_shares_the_model() -> None:
 
 def test_a_cache_of_langchain_tells_prompts_apart() -> None:
     cache = InMemoryCache()
-    made = [backend(), SoftPromptBackend(base(), prompt("llama", "prefix", seed=5))]
+    made = [backend(), SoftPromptBackend(base(), prompt("llama", "prefix", seed=5)), backend(fills_template=False)]
     assert made[0].name != made[1].name
     texts = [LocalLLM(backend=one, max_tokens=LENGTH, cache=cache).invoke(TEXT) for one in (*made, *made)]
-    assert texts[:2] == texts[2:]
-    assert texts[0] != texts[1]
+    assert texts[:3] == texts[3:]
+    assert len(set(texts)) == len(cache._cache) == 3
+    reads = copy.deepcopy(tokenizer())
+    reads.backend_tokenizer.normalizer = normalizers.Lowercase()
+    other = HuggingFaceBackend(model("llama"), reads, max_prompt_tokens=64, max_new_tokens=32)
+    for same in (SoftPromptBackend(other, prompt("llama", "soft_prompt")), backend(max_new_tokens=400)):
+        LocalLLM(backend=same, max_tokens=LENGTH, cache=cache).invoke(TEXT)
+    assert len(cache._cache) == 5
 
 
 def test_it_streams_stops_and_samples() -> None:
