@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.sync_async import AwaitedInThreads
 from langchain_dpicl.exceptions import ConfigurationError
 
 Ints = NDArray[np.int64]
@@ -700,7 +701,7 @@ class EmbeddedSession:
         return self._batch, self._place
 
 
-class EmbeddedModel:
+class EmbeddedModel(AwaitedInThreads):
     r"""The embedded model as an engine: next tokens over the full vocabulary, scored choices, and text.
 
     Args:
@@ -787,10 +788,6 @@ class EmbeddedModel:
         best = np.argsort(-row, kind="stable")[: max(top_k, 0)]
         return [(int(token), float(row[token])) for token in best if row[token] > 0]
 
-    async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Is `top_tokens`, in a worker thread."""
-        return await asyncio.to_thread(self.top_tokens, prompt, prefix, top_k=top_k)
-
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices]: log-likelihood of each choice as the continuation of each prompt.
 
@@ -806,10 +803,6 @@ class EmbeddedModel:
                 batch = InductionBatch(self._tables, [prompts[row] for row in block], self._induction)
                 rows[block] = _log_likelihoods(batch, tokens)
         return rows
-
-    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, in a worker thread."""
-        return await asyncio.to_thread(self.score_choices, prompts, choices)
 
     def generate(
         self,
@@ -868,20 +861,6 @@ class EmbeddedModel:
             text.removeprefix(" ") if prompt.endswith(" ") else text
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-
-    async def acomplete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        rng: np.random.Generator | None = None,
-    ) -> list[str]:
-        """Is `complete`, in a worker thread."""
-        return await asyncio.to_thread(
-            self.complete, prompts, max_tokens=max_tokens, stop=stop, temperature=temperature, rng=rng
-        )
 
 
 def _restore(induction: Induction) -> EmbeddedModel:

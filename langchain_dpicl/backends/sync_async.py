@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from langchain_dpicl._opaque import OpaqueRows
-from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 
@@ -545,6 +545,27 @@ class _NextEffect:
 
 LEAST_BESIDE = 8
 """Calls in flight from which a public one goes beside private ones: it takes a place of theirs."""
+
+
+class AwaitedInThreads:
+    """Async twins of an engine that computes on this machine: each runs the blocking method in a worker thread."""
+
+    async def atop_tokens(self: Any, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Is `top_tokens`, in a worker thread."""
+        found: list[tuple[Token, float]] = await asyncio.to_thread(self.top_tokens, prompt, prefix, top_k=top_k)
+        return found
+
+    async def ascore_choices(self: Any, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Is `score_choices`, in a worker thread."""
+        rows: Rows = await asyncio.to_thread(self.score_choices, prompts, choices)
+        return rows
+
+    async def acomplete(
+        self: Any, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = (), **options: Any
+    ) -> list[str]:
+        """Is `complete`, which takes the options, in a worker thread."""
+        texts: list[str] = await asyncio.to_thread(self.complete, prompts, max_tokens=max_tokens, stop=stop, **options)
+        return texts
 
 
 def calls_at_once(engine: object) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import os
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.base import FullSession, Rows, Token, check_whole
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.tokens import cut_middle
+from langchain_dpicl.backends.sync_async import AwaitedInThreads
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(AwaitedInThreads):
     """A causal language model of the transformers package as an engine.
 
     Formal guarantees:
@@ -301,10 +301,6 @@ class HuggingFaceBackend:
         best = np.argsort(-row, kind="stable")[: max(top_k, 0)]
         return [(vocabulary.keys[place], float(row[place])) for place in best if row[place] > 0]
 
-    async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Is `top_tokens`, in a worker thread."""
-        return await asyncio.to_thread(self.top_tokens, prompt, prefix, top_k=top_k)
-
     def _public_row(self, prompt: str | Sequence[int], cap: int) -> list[int]:
         """Returns the ids of a public prompt, or the ids that are one (`render_chat`), cut to `cap`."""
         if not isinstance(prompt, str):
@@ -324,10 +320,6 @@ class HuggingFaceBackend:
         from langchain_dpicl.backends.hf.completion import score
 
         return score(self._engine, self._prompts, prompts, choices, cap=self.max_prompt_tokens)
-
-    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, in a worker thread."""
-        return await asyncio.to_thread(self.score_choices, prompts, choices)
 
     def generate(
         self,
@@ -412,21 +404,6 @@ class HuggingFaceBackend:
             texts = completion.complete_private(self._engine, self._prompts, prompts, job, cap=self.max_prompt_tokens)
         pairs = zip(prompts, texts, strict=True)
         return [text.removeprefix(" ") if prompt.endswith(" ") and not self.chat else text for prompt, text in pairs]
-
-    async def acomplete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        rng: Generator | None = None,
-        public: bool = False,
-    ) -> list[str]:
-        """Is `complete`, in a worker thread."""
-        return await asyncio.to_thread(
-            self.complete, prompts, max_tokens=max_tokens, stop=stop, temperature=temperature, rng=rng, public=public
-        )
 
 
 def _rooms(
