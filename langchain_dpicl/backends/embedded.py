@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -839,33 +839,42 @@ class EmbeddedModel(AwaitedInThreads):
         texts: list[str] = []
         for first in range(0, len(prompts), BLOCK):
             block = prompts[first : first + BLOCK]
-            texts += self._complete(block, max_tokens, stop, self.generate(block, temperature=temperature, rng=rng))
+            steps = self.generate(block, temperature=temperature, rng=rng)
+            in_space = [prompt.endswith(" ") for prompt in block]
+            texts += completed(self, steps, in_space, max_tokens=max_tokens, stop=stop)
         return texts
-
-    def _complete(
-        self, prompts: Sequence[str], max_tokens: int, stop: Sequence[str], steps: Iterator[tuple[Ints, Rows]]
-    ) -> list[str]:
-        """Follows `steps` until every prompt has ended."""
-        written: list[list[int]] = [[] for _ in prompts]
-        running = set(range(len(prompts)))
-        while running and max_tokens > 0:
-            max_tokens -= 1
-            tokens, _ = next(steps)
-            for row in tuple(running):
-                token = int(tokens[row])
-                written[row].append(token)
-                if token == END or (stop and any(word in self.decode(written[row]) for word in stop)):
-                    running.discard(row)
-        texts = [cut_at_stop(self.decode(tokens), stop) for tokens in written]
-        return [
-            text.removeprefix(" ") if prompt.endswith(" ") else text
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
 
 
 def _restore(induction: Induction) -> EmbeddedModel:
     """Rebuilds a copied or unpickled model."""
     return EmbeddedModel(induction=induction)
+
+
+def completed(
+    engine: Any,
+    steps: Iterator[tuple[Ints, Rows]],
+    ends_in_space: Sequence[bool],
+    *,
+    max_tokens: int,
+    stop: Sequence[str],
+) -> list[str]:
+    """Follows the steps of an engine's `generate` until every text has ended, before its first stop string.
+
+    Where a prompt `ends_in_space`, its text does not begin with one.
+    """
+    words = [word for word in stop if word]
+    written: list[list[int]] = [[] for _ in ends_in_space]
+    running = set(range(len(written)))
+    for _, (tokens, _) in zip(range(max_tokens if running else 0), steps, strict=False):
+        for row in tuple(running):
+            token = int(tokens[row])
+            written[row].append(token)
+            if token == engine.eos or (words and any(word in engine.decode(written[row]) for word in words)):
+                running.discard(row)
+        if not running:
+            break
+    texts = [cut_at_stop(engine.decode(tokens), words) for tokens in written]
+    return [text.removeprefix(" ") if spaced else text for text, spaced in zip(texts, ends_in_space, strict=True)]
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.backends.embedded import cut_at_stop
+from langchain_dpicl.backends.embedded import completed
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
@@ -254,24 +254,10 @@ class SoftPromptBackend:
           ConfigurationError: a number is out of range, or a name is unknown.
         """
         check_int("max_tokens", max_tokens, low=1)
-        words = [word for word in stop if word]
-        texts = [""] * len(prompts)
-        written: list[list[int]] = [[] for _ in prompts]
-        open_rows = set(range(len(prompts)))
         steps = self.generate(prompts, temperature=temperature, rng=rng, names=names)
-        for _, (tokens, _) in zip(range(max_tokens if prompts else 0), steps, strict=False):
-            # A stop string may span tokens, so the whole text is decoded and cut after every token.
-            for row in sorted(open_rows):
-                token = int(tokens[row])
-                written[row] += [] if token == self.eos else [token]
-                whole = self.decode(written[row])
-                texts[row] = cut_at_stop(whole, words)
-                if token == self.eos or texts[row] != whole:
-                    open_rows.discard(row)
-            if not open_rows:
-                break
-        asked = zip(texts, prompts, names or [None] * len(prompts), strict=True)
-        return [text.removeprefix(" ") if self.ends_in_space(prompt, name) else text for text, prompt, name in asked]
+        asked = zip(prompts, names or [None] * len(prompts), strict=True)
+        in_space = [self.ends_in_space(prompt, name) for prompt, name in asked]
+        return completed(self, steps, in_space, max_tokens=max_tokens, stop=stop)
 
     def __repr__(self) -> str:
         return f"SoftPromptBackend({self._base.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"

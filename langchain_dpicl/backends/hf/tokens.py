@@ -65,7 +65,7 @@ class TokenizerMaps:
     def rules(self) -> str:
         """A public hash of all that makes ids of texts and messages: vocabulary, merges, chat template and frame."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        how = {} if backend is None else json.loads(backend.to_str())
+        how: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
         how |= {"truncation": None, "padding": None}  # as of `_encoder`
         known = [self.fingerprint, how, self.chat, self._template, self.header, self.footer]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
