@@ -588,14 +588,12 @@ class SoftPromptConfig(Option):
       method: "soft_prompt" (embeddings before the text) or "prefix" (keys and values of every layer).
       num_virtual_tokens: positions that the prompt takes.
       init_text: public text that it starts from; None: random numbers.
-      encoder_hidden_size: width of the network that makes a prefix while it is trained; None: no network.
     """
 
     method: Literal["soft_prompt", "prefix"] = "soft_prompt"
     num_virtual_tokens: Count = 10
     _: KW_ONLY
     init_text: str | None = None
-    encoder_hidden_size: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -554,7 +554,6 @@ def engine_of(
         method=wanted.method,
         num_virtual_tokens=wanted.num_virtual_tokens,
         task=_default_task(kind_of(model), labels) if task is None else task,
-        reparameterize=wanted.encoder_hidden_size,
         micro_batch=llm.micro_batch,
         device=llm.device,
         dtype=llm.dtype,

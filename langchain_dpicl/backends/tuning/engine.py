@@ -7,6 +7,7 @@ import contextlib
 import gc
 import hashlib
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,9 @@ from langchain_dpicl.backends.tuning.prompted_model import (
     METHODS,
     PROBE,
     Arrays,
-    DirectParameterization,
     Method,
-    NetworkParameterization,
     PromptedModel,
     PromptedRows,
-    PromptParameterization,
     has_head,
     head_of,
     put_head,
@@ -58,12 +56,10 @@ _CHECKED = 3
 class MicroBatches:
     """A model, a task, and how many rows run together."""
 
-    def __init__(
-        self, prompted: PromptedModel, reader: TaskReader, folding: PromptParameterization, *, wanted: int
-    ) -> None:
+    def __init__(self, prompted: PromptedModel, reader: TaskReader, *, num_virtual_tokens: int, wanted: int) -> None:
         self.prompted = prompted
         self.reader = reader
-        self.folding = folding
+        self.shape = num_virtual_tokens, prompted.dim
         self.task = reader.task
         self._wanted = 1 if prompted.facts.mixes_rows else wanted
         self._size: int | None = None
@@ -129,7 +125,7 @@ class MicroBatches:
     def losses(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float64]:
         """Returns float64[rows]; NaN for a row that is None."""
         with torch.no_grad():
-            copies = self.folding.fold(vector)[None].expand(len(reads), -1, -1)
+            copies = vector.view(self.shape)[None].expand(len(reads), -1, -1)
             losses = self._losses(copies, reads).double().cpu().numpy()
         return np.where([read is not None for read in reads], losses, np.nan)
 
@@ -146,7 +142,7 @@ class MicroBatches:
         if outcome is not None:
             return outcome[: len(reads)]
         self.free()
-        rows = np.zeros((len(reads), self.folding.width), np.float32)
+        rows = np.zeros((len(reads), len(vector)), np.float32)
         for place in range(len(reads)):
             alone = [read if at == place else None for at, read in enumerate(filled)]
             one = run_guarded(lambda alone=alone: self.gradients(vector, alone))  # type: ignore[misc]
@@ -156,14 +152,12 @@ class MicroBatches:
 
     def _taken(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns gradients float32[rows, width], and bool[rows], which of them are finite."""
-        with torch.no_grad():
-            prompt = self.folding.fold(vector)
-        copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
+        copies = vector.view(self.shape)[None].repeat(len(reads), 1, 1).requires_grad_()
         with torch.enable_grad():
             losses = self._losses(copies, reads)
             (of_copies,) = torch.autograd.grad(losses.sum(), copies)
         with torch.no_grad():
-            gradients = self.folding.pull(vector, of_copies)
+            gradients = of_copies.flatten(1)
             return gradients, losses.isfinite() & gradients.isfinite().all(dim=1)
 
     def _read(self, example: TrainingExample) -> Read:
@@ -231,7 +225,7 @@ class MicroBatches:
         A head with few outputs changes only some rows by their place, and only in the last bit: so many public rows are
         compared, in places and with neighbours that change from round to round.
         """
-        prompt = self.folding.solve(self._public_prompt(), _ramp).to(self.prompted.device, torch.float32)
+        prompt = self.prompted.written(self.prompted.public_ids(1, self.shape[0])).flatten()
         known: dict[int, bytes] = {}
         for order in _orders(size):
             rows = self.gradients(prompt, [self._public_read(number) if number else None for number in order])
@@ -240,10 +234,6 @@ class MicroBatches:
                 if known.setdefault(number, digest) != digest:
                     return False
         return True
-
-    def _public_prompt(self) -> torch.Tensor:
-        count = self.folding.num_virtual_tokens
-        return self.prompted.written(self.prompted.public_ids(1, count)).cpu()
 
     def _public_read(self, number: int) -> Read:
         """Returns a public row of some length, and an answer."""
@@ -283,12 +273,6 @@ def _orders(size: int) -> Iterator[list[int]]:
     for turn in range(max(_FEWEST_ROUNDS, _NUM_TEST_ROWS // size)):
         begin, step = turn * (size // 2 + 1), 1 + turn // count
         yield [(begin + step * place) % count for place in range(size)]
-
-
-def _ramp(*shape: int) -> torch.Tensor:
-    """Returns fixed public numbers of about unit size."""
-    numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-    return torch.sin(numbers * 12.9898 + 4.1414).view(shape)
 
 
 _NO_ROOM = (
@@ -400,8 +384,6 @@ class PromptEngine(Uncopyable):
       method: "soft_prompt": embeddings in front of the input; "prefix": keys and values in every layer.
       num_virtual_tokens: length of the prompt.
       task: what is learnt, public.
-      reparameterize: width of the hidden layer of a network that writes the prompt and is trained in its place; None:
-        the prompt itself is trained.
       micro_batch: examples that run together.
       device: "cpu", "cuda", ...; None: a folder is loaded to "cuda" if there is one, an object stays.
       dtype: "float32", "bfloat16" or "float16" for a folder; None: float32.
@@ -425,7 +407,6 @@ class PromptEngine(Uncopyable):
         method: Method,
         num_virtual_tokens: int,
         task: PromptTask,
-        reparameterize: int | None = None,
         micro_batch: int = 16,
         device: str | None = None,
         dtype: str | None = None,
@@ -435,8 +416,6 @@ class PromptEngine(Uncopyable):
             raise ConfigurationError(f"method: expected one of {list(METHODS)}, found {method!r}")
         check_whole("num_virtual_tokens", num_virtual_tokens)
         check_whole("micro_batch", micro_batch)
-        if reparameterize is not None:
-            check_whole("reparameterize", reparameterize)
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
         with torch.inference_mode(mode=False):  # tensors made in that mode can never be part of a gradient
@@ -450,8 +429,9 @@ class PromptEngine(Uncopyable):
             self._name = name or loading.public_name(model)
             self._lock = threading.RLock()
             self._check_fits()
-            self._folding = self._make_parameterization(reparameterize)
-            self._batches = MicroBatches(self.prompted, self.reader, self._folding, wanted=micro_batch)
+            self._batches = MicroBatches(
+                self.prompted, self.reader, num_virtual_tokens=num_virtual_tokens, wanted=micro_batch
+            )
             outputs = len(task.labels) if task.kind == "sequence_classification" else None
             check_model(self.prompted, num_virtual_tokens=num_virtual_tokens, num_outputs=outputs)
 
@@ -465,8 +445,8 @@ class PromptEngine(Uncopyable):
 
     @property
     def width(self) -> int:
-        """Parameters of the prompt, those of its reparameterisation included."""
-        return self._folding.width
+        """Parameters of the prompt."""
+        return math.prod(self._batches.shape)
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -490,20 +470,17 @@ class PromptEngine(Uncopyable):
         """Returns public parameters float64[width] of the prompt that a text is; without text, of random tokens."""
         coins = Generator(PCG64())  # draws public numbers, which protect nobody
         with self._lock, torch.no_grad():
-            prompt = self.prompted.written(self._text_ids(text) if text is not None else self._random_ids(coins)).cpu()
-            solved = self._folding.solve(prompt, lambda *shape: torch.from_numpy(coins.standard_normal(shape)))
-        return np.asarray(solved.float().double().numpy(), dtype=np.float64)
+            prompt = self.prompted.written(self._text_ids(text) if text is not None else self._random_ids(coins))
+        return np.asarray(prompt.flatten().double().cpu().numpy(), dtype=np.float64)
 
     def arrays(self, parameters: Floats) -> dict[str, NDArray[np.float32]]:
-        """Returns the prompt as peft stores it, with a reparameterisation folded in.
+        """Returns the prompt as peft stores it.
 
         Returns:
           "prompt_embeddings": float32[virtual tokens, embedding], or [virtual tokens, 2 * layers * keys] of a prefix.
         """
-        vector = self._vector(parameters)
-        with self._lock, torch.no_grad():
-            prompt = self._folding.fold(vector).cpu().numpy()
-        return {"prompt_embeddings": np.array(prompt, dtype=np.float32)}
+        prompt = self._vector(parameters).view(self._batches.shape)
+        return {"prompt_embeddings": np.array(prompt.cpu().numpy(), dtype=np.float32)}
 
     def peft_config(self) -> dict[str, Any]:
         """Returns what an `adapter_config.json` says of such a prompt."""
@@ -582,12 +559,6 @@ class PromptEngine(Uncopyable):
         if np.shape(parameters) != (self.width,):
             raise ConfigurationError(f"parameters: expected shape {(self.width,)}, found {np.shape(parameters)}")
         return self._batches.vector(parameters)
-
-    def _make_parameterization(self, hidden: int | None) -> PromptParameterization:
-        shape = self.prompted
-        if hidden is None:
-            return DirectParameterization(self.num_virtual_tokens, shape.dim)
-        return NetworkParameterization(self.num_virtual_tokens, shape.dim, inner=shape.token_dim, hidden=hidden)
 
     def _check_fits(self) -> None:
         """Refuses lengths beyond the context, and a tokenizer whose ids the model does not know."""

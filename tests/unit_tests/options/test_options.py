@@ -80,7 +80,7 @@ FULL: tuple[Option, ...] = (
     Student(llm="openai:m", shots=2, num_candidates=3, num_validation=4, seed=-1, calibrate=False),
     Similar("openai:e", k=2, fetch_k=5, input_keys=("input",)),
     ByLength(max_length=9),
-    SoftPromptConfig("prefix", 5, init_text="Hi", encoder_hidden_size=16),
+    SoftPromptConfig("prefix", 5, init_text="Hi"),
     Training(expected_batch_size=64, epochs=2.5, l2_clip_norm=1.0, optimizer="sgd", schedule="linear"),
     Training(expected_batch_size=64, steps=7),
     TrainableModel("./model", micro_batch=2, device="cuda", dtype="bfloat16"),
