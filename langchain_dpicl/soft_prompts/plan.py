@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+from langchain_dpicl.backends.hf.loading import check_installed
 from langchain_dpicl.backends.sync_async import public_call
 from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
@@ -548,7 +549,10 @@ def engine_of(
         expected = "TrainableModel(...), a HuggingFaceBackend or the folder of a local model"
         raise fail("llm", expected, type(llm).__name__, "Give a model object as TrainableModel(model, tokenizer).")
     model, tokenizer = model_parts(llm.model, llm.tokenizer)
-    return _engine_class()(
+    check_installed()
+    from langchain_dpicl.backends.tuning.engine import PromptEngine  # imports torch
+
+    return PromptEngine(
         model,
         tokenizer,
         method=wanted.method,
@@ -599,15 +603,3 @@ def _default_task(kind: TaskKind, labels: Sequence[str]) -> PromptTask:
         advice = "The order of the labels is that of the head's outputs, which only you know."
         raise fail("task", f'PromptTask("{kind}", labels=[...]) for a model with a head', None, advice)
     return PromptTask(kind, labels=tuple(labels))
-
-
-def _engine_class() -> Any:
-    """Imports the engine class, which needs torch."""
-    missing = None
-    try:
-        from langchain_dpicl.backends.tuning.engine import PromptEngine
-    except ImportError as error:
-        missing = error.name or "torch"
-    else:
-        return PromptEngine
-    raise ConfigurationError(f"expected the packages of local models, found no {missing}; install langchain-dpicl[hf]")

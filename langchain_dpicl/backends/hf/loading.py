@@ -67,7 +67,7 @@ def load(
 
     An object keeps its device and dtype unless `device` differs. `kind` is a key of `AUTO_CLASSES`.
     """
-    _check_installed()
+    check_installed()
     if dtype is not None and dtype not in DTYPES:
         raise ConfigurationError(f"expected dtype in {DTYPES} or None, found {dtype!r}")
     tokenizer = _tokenizer(tokenizer, model)
@@ -98,7 +98,7 @@ def _move(model: Any, device: Any) -> None:
     raise ConfigurationError(f"expected a device that takes the model ({here}), found device={device!r}: {kind}")
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     """Refuses to run without the extra `hf`."""
     missing = None
     try:

@@ -620,14 +620,8 @@ class _Means:
 
 def _chunks(groups: Sequence[Sequence[TrainingExample]], size: int) -> Iterator[list[TrainingExample]]:
     """Yields the examples of all groups, `size` at a time."""
-    chunk: list[TrainingExample] = []
-    for group in groups:
-        for example in group:
-            chunk.append(example)
-            if len(chunk) == size:
-                yield chunk
-                chunk = []
-    if chunk:
+    examples = itertools.chain.from_iterable(groups)
+    while chunk := list(itertools.islice(examples, size)):
         yield chunk
 
 

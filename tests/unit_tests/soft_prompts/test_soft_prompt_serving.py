@@ -432,7 +432,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     def missing() -> None:
         raise ConfigurationError("expected the packages of local models, found no torch; install langchain-dpicl[hf]")
 
-    monkeypatch.setattr(loading, "_check_installed", missing)
+    monkeypatch.setattr(loading, "check_installed", missing)
     with pytest.raises(ConfigurationError, match=r"install langchain-dpicl\[hf\]"):
         SoftPromptBackend("somewhere", prompt("llama", "soft_prompt"))
 
