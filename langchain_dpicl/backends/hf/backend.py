@@ -143,8 +143,8 @@ class HuggingFaceBackend(AwaitedInThreads):
     def fingerprint(self) -> str:
         """Says which engine this is: equal ones generate alike, and caches take them for one; public.
 
-        It covers weights, tokenizer, chat template, ends and lengths. Weights that have no fingerprint, such as
-        quantised ones, are those of this object alone.
+        It covers weights (some numbers of each, read once), tokenizer, chat template, ends and lengths. Weights that
+        have no fingerprint, such as quantised ones, are those of this object alone.
         """
         from langchain_dpicl.backends.hf import model_checks
 
