@@ -164,7 +164,7 @@ class TestChat:
 
 class TestChoices:
     def test_choices_have_the_likelihood_of_their_tokens(self):
-        choices = [" red and blue", " blue and wide", "", " blue", " the sea is red"]
+        choices = [" red and blue", " blue and wide", " blue", " the sea is red"]
         prompts = ["Topic: red\nText:", LONG.rstrip(), ""]
         scores = LLAMA.score_choices(prompts, choices)
         for row, prompt in enumerate(prompts):
