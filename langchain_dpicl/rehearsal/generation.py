@@ -8,12 +8,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeAlias, get_args
 
 import numpy as np
+from annotated_types import Interval, Len
 from langchain_core.runnables import RunnableConfig
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
+from pydantic import ConfigDict
 
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, Token
@@ -21,22 +23,21 @@ from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.rows import RowSource, restrict
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConcurrency, TopTokenRequest
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.options import LLM, Decoding, GenerationTask, html_table, option_of
+from langchain_dpicl.options import LLM, Count, Decoding, GenerationTask, html_table, option_of
 from langchain_dpicl.planning.expected_utility import noise_deviation, occupancy, top_chances
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.rehearsal.rehearsal import (
+    EXACT_KEYS,
     MOST_CALLS,
     ONLY_PUBLIC,
     Origin,
     RehearsalCost,
     SavedRehearsal,
     arehearse_now,
-    count_of,
     rehearse_now,
     rests_on,
-    text_of,
 )
 from langchain_dpicl.released.base import FileForm
 from langchain_dpicl.runs.release_run import tick
@@ -67,6 +68,7 @@ _DIGITS = 6
 _RESAMPLES, _TAIL, _SEED = 400, 0.05, 20_230_930
 _INSTRUCTION_TOKENS = 30
 _MOST_STEPS, _MOST_OTHERS = 100_000, 10_000_000
+_Sum: TypeAlias = Annotated[float, Interval(ge=0.0, le=1e9)]
 
 
 class TokenPlan(Protocol):
@@ -95,9 +97,11 @@ class RehearsedStep:
       rest: what these have together.
     """
 
-    top: tuple[float, ...]
-    others: int
-    rest: float
+    top: Annotated[tuple[_Sum, ...], Len(1, KEPT)]
+    others: Annotated[int, Interval(ge=0, le=_MOST_OTHERS)]
+    rest: _Sum
+
+    __pydantic_config__: ClassVar[ConfigDict] = EXACT_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +116,11 @@ class RehearsedText:
     """
 
     label: str | None
-    shots: int
-    rows: int
-    steps: tuple[RehearsedStep, ...]
+    shots: Count
+    rows: Count
+    steps: Annotated[tuple[RehearsedStep, ...], Len(1, _MOST_STEPS)]
+
+    __pydantic_config__: ClassVar[ConfigDict] = EXACT_KEYS
 
 
 @dataclass(frozen=True)
@@ -144,15 +150,15 @@ class GenerationRehearsal(SavedRehearsal):
     model: str
     wording: str
     origin: Origin
-    num_examples: int
-    candidates: int
+    num_examples: Count
+    candidates: Annotated[int, Interval(ge=2, le=_MOST_OTHERS)]
     texts: tuple[RehearsedText, ...]
-    calls: int
+    calls: Count
 
     _FORM: ClassVar[FileForm] = FileForm(
         "generation rehearsal",
         "langchain-dpicl-generation-rehearsal",
-        1,
+        2,
         frozenset({"model", "wording", "origin", "num_examples", "candidates", "texts", "calls"}),
         "texts",
     )
@@ -318,47 +324,14 @@ class GenerationRehearsal(SavedRehearsal):
 
     # -- file --------------------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the rehearsal as JSON values."""
-        return {
-            "model": self.model,
-            "wording": self.wording,
-            "origin": self.origin,
-            "num_examples": self.num_examples,
-            "candidates": self.candidates,
-            "texts": [
-                {
-                    "label": text.label,
-                    "shots": text.shots,
-                    "rows": text.rows,
-                    "steps": [[step.others, step.rest, *step.top] for step in text.steps],
-                }
-                for text in self.texts
-            ],
-            "calls": self.calls,
-        }
-
-    @classmethod
-    def _of(cls, state: Mapping[str, Any]) -> Self:
-        faulty = fail("generation rehearsal", "the content of a file that `save` wrote", "other values")
-        try:
-            made = cls(
-                model=text_of(state["model"]),
-                wording=text_of(state["wording"]),
-                origin=cast("Origin", text_of(state["origin"])),
-                num_examples=count_of(state["num_examples"], 1),
-                candidates=count_of(state["candidates"], 2, _MOST_OTHERS),
-                texts=tuple(map(_text_in, state["texts"])),
-                calls=count_of(state["calls"], 1),
-            )
-        except (TypeError, KeyError, ValueError):
-            raise faulty from None
-        # Every label was rehearsed with the same numbers of shots.
-        asked = {(text.label, text.shots) for text in made.texts}
-        is_whole = bool(asked) and len(asked) == len(made.labels) * len(made.shots)
-        if not is_whole or made.origin not in get_args(Origin):
-            raise faulty
-        return made
+    def _is_whole(self) -> bool:
+        """Whether every label was rehearsed with the same numbers of shots, and sums are in their order."""
+        asked = {(text.label, text.shots) for text in self.texts}
+        return (
+            bool(asked)
+            and len(asked) == len(self.labels) * len(self.shots)
+            and all(list(step.top) == sorted(step.top, reverse=True) for text in self.texts for step in text.steps)
+        )
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -752,28 +725,3 @@ def _digest(wording: GenerationTemplate, top_k: int | None, stop: Sequence[str])
         "stop": list(stop),
     }
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
-
-
-# -- reading a file --------------------------------------------------------------------------------------------------
-
-
-def _text_in(state: Mapping[str, Any]) -> RehearsedText:
-    steps = tuple(_step_in(one) for one in state["steps"])
-    if set(state) != {"label", "shots", "rows", "steps"} or not 1 <= len(steps) <= _MOST_STEPS:
-        raise ValueError("text")
-    label = None if state["label"] is None else text_of(state["label"])
-    return RehearsedText(label, count_of(state["shots"], 1), count_of(state["rows"], 1), steps)
-
-
-def _step_in(numbers: Sequence[Any]) -> RehearsedStep:
-    others, rest, *top = numbers
-    step = RehearsedStep(tuple(map(_sum, top)), count_of(others, 0, _MOST_OTHERS), _sum(rest))
-    if not 1 <= len(top) <= KEPT or list(step.top) != sorted(step.top, reverse=True):
-        raise ValueError("step")
-    return step
-
-
-def _sum(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value <= 1e9:
-        raise ValueError("sum")
-    return float(value)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
+from annotated_types import Interval
 from langchain_core.runnables import RunnableConfig
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
-from langchain_dpicl.options import LLM, FewShotTask, LabelAnswers, TemplateLike, html_table, option_of
+from langchain_dpicl.options import LLM, CountOrZero, FewShotTask, LabelAnswers, TemplateLike, html_table, option_of
 from langchain_dpicl.planning.expected_utility import Contest
 from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, VoteCounts, estimate_facts, mean_facts
 from langchain_dpicl.planning.share_plan import Cost
@@ -53,6 +56,8 @@ _MOST_ROWS, _MOST_LABELS, _MOST_QUESTIONS, _MOST_SHAPES = 64, 10_000, 100_000, 6
 """What a file may hold."""
 _SHARED = 0.6
 """What a shared example adds to the likeness of two rows, times the shots over the size of the pool."""
+EXACT_KEYS = ConfigDict(extra="forbid")
+"""Of the parts of a rehearsal: a file that has other keys is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +71,27 @@ class RehearsedShape:
       deals: the deal of each row: rows of one deal show different examples, as private rows do.
     """
 
-    shots: int
+    shots: CountOrZero
     calibrated: bool
-    votes: tuple[tuple[int, ...], ...]
-    deals: tuple[int, ...]
+    votes: tuple[tuple[Annotated[int, Interval(ge=-1)], ...], ...]
+    deals: tuple[CountOrZero, ...]
+
+    __pydantic_config__: ClassVar[ConfigDict] = EXACT_KEYS
 
 
 class SavedRehearsal(ABC):
-    """What every rehearsal has: its JSON values, and a file of them."""
+    """What every rehearsal has: its JSON values, and a file of them, which its fields say how to read."""
 
     _FORM: ClassVar[FileForm]
 
     @abstractmethod
+    def _is_whole(self) -> bool:
+        """Whether the parts fit together."""
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the rehearsal as JSON values."""
-
-    @classmethod
-    @abstractmethod
-    def _of(cls, state: Mapping[str, Any]) -> Self:
-        """Returns the rehearsal of what `to_dict` returned; refuses other values."""
+        values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return values
 
     def to_json(self) -> str:
         """Returns the text of the file that `save` writes."""
@@ -108,7 +115,14 @@ class SavedRehearsal(ABC):
         Raises:
           ConfigurationError: the content is not what `save` writes.
         """
-        return cls._of(cls._FORM.load(path))
+        text = json.dumps(cls._FORM.load(path))  # with keys that are no fields: "format" and "version"
+        try:
+            made = TypeAdapter(cls).validate_json(text, strict=True)
+        except ValidationError:
+            made = None
+        if made is None or not made._is_whole():  # noqa: SLF001  of this class
+            raise fail(cls._FORM.what, "the content of a file that `save` wrote", "other values", "Rehearse again.")
+        return made
 
 
 @dataclass(frozen=True)
@@ -139,9 +153,9 @@ class Rehearsal(SavedRehearsal):
     labels: tuple[str, ...]
     wording: str
     origin: Origin
-    gold: tuple[int, ...]
+    gold: tuple[CountOrZero, ...]
     shapes: tuple[RehearsedShape, ...]
-    calls: int
+    calls: CountOrZero
     content_free: tuple[str, ...] = ()
 
     _FORM: ClassVar[FileForm] = FileForm(
@@ -382,28 +396,6 @@ class Rehearsal(SavedRehearsal):
         if content_free and tuple(content_free) != self.content_free:
             raise fail("LabelAnswers.content_free", f"{self.content_free}, as rehearsed", tuple(content_free))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the rehearsal as JSON values."""
-        return {
-            "model": self.model,
-            "reads": self.reads,
-            "labels": list(self.labels),
-            "wording": self.wording,
-            "origin": self.origin,
-            "gold": list(self.gold),
-            "shapes": [
-                {
-                    "shots": shape.shots,
-                    "calibrated": shape.calibrated,
-                    "deals": list(shape.deals),
-                    "votes": [list(row) for row in shape.votes],
-                }
-                for shape in self.shapes
-            ],
-            "calls": self.calls,
-            "content_free": list(self.content_free),
-        }
-
     @property
     def digest(self) -> str:
         """SHA-256 of the rehearsal, for reports."""
@@ -415,41 +407,12 @@ class Rehearsal(SavedRehearsal):
         """Returns what reports say of the rehearsal that chose the rows."""
         return {"examples": len(self.gold), "origin": self.origin, "calls": self.calls, "digest": self.digest}
 
-    @classmethod
-    def _of(cls, state: Mapping[str, Any]) -> Self:
-        faulty = fail("rehearsal", "the content of a file that `save` wrote", "other values", "Rehearse again.")
-        try:
-            shapes = tuple(
-                RehearsedShape(
-                    count_of(one["shots"]),
-                    _flag(one["calibrated"]),
-                    tuple(tuple(_place(vote) for vote in row) for row in one["votes"]),
-                    tuple(count_of(deal) for deal in one["deals"]),
-                )
-                for one in state["shapes"]
-            )
-            texts = {name: text_of(state[name]) for name in ("model", "reads", "wording", "origin")}
-            made = cls(
-                **cast("Any", texts),
-                labels=tuple(text_of(label) for label in state["labels"]),
-                gold=tuple(count_of(place) for place in state["gold"]),
-                shapes=shapes,
-                calls=count_of(state["calls"]),
-                content_free=tuple(text_of(text) for text in state["content_free"]),
-            )
-        except (TypeError, KeyError, ValueError):
-            raise faulty from None
-        if not made._is_whole():
-            raise faulty
-        return made
-
     def _is_whole(self) -> bool:
         """Whether votes, questions and labels fit together."""
         num_labels, questions = len(self.labels), len(self.gold)
         is_asked = {(shape.shots, shape.calibrated) for shape in self.shapes}
         return (
-            self.origin in get_args(Origin)
-            and 2 <= num_labels <= _MOST_LABELS
+            2 <= num_labels <= _MOST_LABELS
             and len(set(self.labels)) == num_labels
             and 3 <= questions <= _MOST_QUESTIONS
             and len(self.shapes) <= _MOST_SHAPES
@@ -535,32 +498,6 @@ def rests_on(num_examples: int, origin: Origin) -> str:
     """Returns what a chance rests on, in words."""
     kinds = {"same": "", "neighbour": " of a neighbouring domain", "made_up": " that were made up"}
     return f"a rehearsal of {num_examples} public examples{kinds[origin]}"
-
-
-def text_of(value: Any) -> str:
-    """Returns a text of a file; raises TypeError for anything else."""
-    if not isinstance(value, str):
-        raise TypeError("no text")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("no flag")
-    return value
-
-
-def _place(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError("no whole number")
-    return value
-
-
-def count_of(value: Any, low: int = 0, high: int = 2**53) -> int:
-    """Returns a whole number of a file; raises TypeError or ValueError for anything else."""
-    if not low <= _place(value) <= high:
-        raise ValueError("out of range")
-    return int(value)
 
 
 SHOTS = (1, 2, 4, 8)

@@ -73,6 +73,8 @@ SUMS = 30 / 6 * np.array([4 * 0.6 + 2 * 0.2, 4 * 0.3 + 2 * 0.7, 6 * 0.1])
 """Of the first token: six rows that stand for the thirty of the plan."""
 ENDS = 30.0
 """Of the second one: every row ends, and the three words have nothing."""
+STEP = {"top": [0.5], "others": 0, "rest": 0.0}
+"""Of a file."""
 
 
 def softmax(values: Any, scale: float) -> float:
@@ -357,18 +359,18 @@ class TestItsFile:
             {"candidates": True},
             {"texts": []},
             {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": []}]},
-            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [[0, 0.0]]}]},
-            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [[0, 0.0, 0.5, 0.6]]}]},
-            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [[0, -1.0, 0.5]]}]},
-            {"texts": [{"label": None, "shots": 0, "rows": 2, "steps": [[0, 0.0, 0.5]]}]},
-            {"texts": [{"label": 4, "shots": 1, "rows": 2, "steps": [[0, 0.0, 0.5]]}]},
-            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [[0, 0.0, 0.5]], "text": "more"}]},
+            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [{**STEP, "top": []}]}]},
+            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [{**STEP, "top": [0.5, 0.6]}]}]},
+            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [{**STEP, "rest": -1.0}]}]},
+            {"texts": [{"label": None, "shots": 0, "rows": 2, "steps": [STEP]}]},
+            {"texts": [{"label": 4, "shots": 1, "rows": 2, "steps": [STEP]}]},
+            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [STEP], "text": "more"}]},
             {
                 "texts": [
-                    {"label": one, "shots": shots, "rows": 2, "steps": [[0, 0.0, 0.5]]}
-                    for one, shots in (("a", 1), ("b", 4))
+                    {"label": one, "shots": shots, "rows": 2, "steps": [STEP]} for one, shots in (("a", 1), ("b", 4))
                 ]
             },
+            {"texts": [{"label": None, "shots": 1, "rows": 2, "steps": [{**STEP, "text": "more"}]}]},
             {"texts": ["text"]},
         ],
         ids=str,

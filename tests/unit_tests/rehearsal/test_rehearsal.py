@@ -434,6 +434,7 @@ class TestWhatAReviewFound:
             {"shots": 10**400},
             {"deals": [0] * 65, "votes": [[0] * 65] * 36},
             {"deals": [0, 2], "votes": [[0, 0]] * 36},
+            {"text": "more"},
         ],
     )
     def test_a_file_that_would_take_all_memory_or_has_impossible_rows_is_refused(
