@@ -28,6 +28,7 @@ from langchain_dpicl.options import (
     Count,
     CountOrZero,
     Delta,
+    LabelAnswers,
     NotNegative,
     Option,
     OptionT,
@@ -636,6 +637,11 @@ class Settings:
         takes = inspect.signature(component_of(self.method).from_private_examples).parameters
         words = re.findall(r"\w+", str(takes["noise"].annotation))
         return [option for option in OPTIONS if option.__name__ in words]
+
+    @property
+    def answers(self) -> LabelAnswers:
+        """How answers are read and released; the usual ones where nothing was given."""
+        return self.get("answers") or LabelAnswers()
 
     @property
     def share_epsilon(self) -> float:

@@ -17,7 +17,6 @@ from langchain_dpicl.options import (
     Decoding,
     Evolution,
     FewShotTask,
-    LabelAnswers,
     LogitNoise,
     Noise,
     NoiseName,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.row_law import RowSource
     from langchain_dpicl.planning.share_plan import Cost
     from langchain_dpicl.privacy.extensions.word_release import WordRelease
-    from langchain_dpicl.rehearsal.choice import FreeRival, Proposal
+    from langchain_dpicl.rehearsal.choice import ChosenRows, FreeRival, Proposal
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
@@ -615,7 +614,7 @@ def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
     from langchain_dpicl.cli.inputs import answers_in_text
 
-    answers = settings.get("answers") or LabelAnswers()
+    answers = settings.answers
     asked, calls = answers.calibrate, settings.cost.calls_per_row
     content_free: Sequence[str] = getattr(source, "content_free", answers.content_free)
     known: Sequence[bool] = getattr(source, "readings", (bool(asked),))
@@ -749,7 +748,7 @@ def _votes_settings(
     settings: Settings, design: RowDesign, mechanism: str, *, calibrated: bool | None = None, **more: Any
 ) -> Output:
     """Returns the settings that take a shape of rows, a mechanism and a reading, with the other answers as asked."""
-    asked = settings.get("answers") or LabelAnswers()
+    asked = settings.answers
     answers = (asked if calibrated is None else asked.replace(calibrate=calibrated)).to_dict()
     return {"noise": mechanism, "rows": design.option(), **({"answers": answers} if answers else {}), **more}
 
@@ -759,7 +758,7 @@ def _votes_settings(
 
 def _abstention(settings: Settings, labels: int, *, usual: str) -> float | None:
     """Returns the share of the expected votes that an answer needs, as a run would."""
-    below = (settings.get("answers") or LabelAnswers()).abstain_below or usual
+    below = settings.answers.abstain_below or usual
     if below == "never":
         return None
     return 0.5 / labels if below == "auto" else float(below)
@@ -767,7 +766,7 @@ def _abstention(settings: Settings, labels: int, *, usual: str) -> float | None:
 
 def _vote_mechanism(settings: Settings) -> NoiseName | None:
     """Returns the mechanism that was asked for; scores are released by the Gaussian one alone."""
-    has_scores = (settings.get("answers") or LabelAnswers()).scores
+    has_scores = settings.answers.scores
     asked: NoiseName | None = noise_of(settings.get("noise"), Noise).mechanism or ("gaussian" if has_scores else None)
     if has_scores and asked != "gaussian":
         raise fail("noise", "'gaussian' with answers.scores (the others release only an index)", asked)
@@ -781,56 +780,45 @@ def num_wordings(settings: Settings) -> int:
 
 def _mechanisms(settings: Settings, first: str) -> tuple[str, ...]:
     """Returns the mechanisms that are compared, the plan's own first."""
-    if (settings.get("answers") or LabelAnswers()).scores:
+    if settings.answers.scores:
         return (first,)
     return tuple(dict.fromkeys((first, "gaussian", "gumbel", "permute_and_flip")))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The rows of a plan, as a component would choose them."""
-
-    design: RowDesign
-    mechanism: str
-    proposal: Proposal | None
-
-
-def _chosen(
-    settings: Settings, source: RowSource, asked: RowDesign | None, size: int, usual: RowDesign, **terms: Any
-) -> _Chosen:
-    """Returns the rows that were asked for, those that a rehearsal speaks for, or the usual ones."""
-    from langchain_dpicl.rehearsal.choice import propose_rows
+def _chosen(settings: Settings, source: RowSource, rows: Rows | None, size: int, **terms: Any) -> ChosenRows:
+    """Returns the rows that are asked for, those that a rehearsal speaks for, or the usual ones."""
+    from langchain_dpicl.rehearsal.choice import chosen_rows
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
-    from langchain_dpicl.runs.query_plan import mechanism_for
+    from langchain_dpicl.runs.query_plan import design_of_queries
 
-    mechanism = _vote_mechanism(settings)
-    if asked is None and isinstance(source, Rehearsal):
-        calibrate = (settings.get("answers") or LabelAnswers()).calibrate
-        best = propose_rows(
-            source, size, mechanism=mechanism, calibrate=calibrate, wordings=num_wordings(settings), **terms
-        )
-        return _Chosen(best.design, best.plan.release.mechanism.name, best)
-    design = asked or usual
-    return _Chosen(design, mechanism or mechanism_for(design), None)
+    asked: Rows | Rehearsal | None = rows
+    if isinstance(source, Rehearsal) and design_of_queries(rows, size) is None:
+        asked = source
+    return chosen_rows(
+        asked,
+        size,
+        engine=None,
+        mechanism=_vote_mechanism(settings),
+        calibrate=settings.answers.calibrate,
+        wordings=num_wordings(settings),
+        **terms,
+    )
 
 
 def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.backends.base import RowHint
-    from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
-    from langchain_dpicl.runs.query_plan import compare_queries, declared_design, expected_rows, plan_queries
+    from langchain_dpicl.runs.query_plan import compare_queries, expected_rows, plan_queries
 
     source = _source(settings)
     size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
     shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
-    asked = RowDesign.of(settings.get("rows"), smallest_size=size)
+    chosen = _chosen(settings, source, settings.get("rows"), size, **shared)
     wordings = num_wordings(settings)
-    chosen = _chosen(settings, source, asked, size, declared_design(RowHint(), size), **shared)
     chosen.design.check_wordings(wordings)
     share = _abstention(settings, labels, usual="never")
     # Released votes are compared with a threshold afterwards; a released index needs a candidate to abstain with.
     constants = () if share is None or chosen.mechanism == "gaussian" else (share * expected_rows(chosen.design, size),)
-    is_soft = (settings.get("answers") or LabelAnswers()).votes == "soft"
+    is_soft = settings.answers.votes == "soft"
     votes = ProbabilitySum() if is_soft else VoteSum()
     plan = plan_queries(
         size,
@@ -1030,7 +1018,8 @@ _DRAWN = {
 
 def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.pate.plan import default_design, plan_labelling, rejection
-    from langchain_dpicl.planning.expected_utility import RowDesign
+    from langchain_dpicl.rehearsal.choice import ChosenRows
+    from langchain_dpicl.runs.query_plan import mechanism_for
 
     guess, source = settings.guess, _source(settings)
     size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
@@ -1038,11 +1027,14 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         raise fail("guess.public_inputs", "the number of public inputs", None, "Give --public-inputs N.")
     rows, shared = settings.get("rows"), {**_terms(settings), "max_queries": _num_inputs(settings, guess.public_inputs)}
     teachers = _teachers(rows)
-    # The usual partition of fixed teachers has more rows than other shapes.
-    is_whole = teachers == "fixed" and rows.slots is None and rows.shots == 1
-    asked = None if is_whole else RowDesign.of(rows, smallest_size=size)
-    usual = default_design(teachers, size)
-    chosen = _chosen(settings, source, usual if is_whole else asked, size, usual, **shared)
+    if teachers == "fixed" and rows.slots is None and rows.shots == 1:
+        # The usual partition of fixed teachers has more rows than other shapes.
+        usual = default_design(teachers, size)
+        noise = _vote_mechanism(settings) or mechanism_for(usual)
+        chosen = ChosenRows(usual, noise, settings.answers.calibrate, source)
+    else:
+        shape = None if rows is None else rows.replace(redraw_every=None)
+        chosen = _chosen(settings, source, shape, size, **shared)
     below = _abstention(settings, labels, usual="auto")
     rejects = rejection(below, chosen.design, public_size=size, mechanism=chosen.mechanism)
     plan = plan_labelling(
@@ -1057,7 +1049,7 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     )
     reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
     # What was predicted apart from the choice is without a threshold; the usual one rejects next to nothing.
-    is_usual = (settings.get("answers") or LabelAnswers()).abstain_below in {None, "auto", "never"}
+    is_usual = settings.answers.abstain_below in {None, "auto", "never"}
     own = chosen.proposal if is_usual and _given_noise(settings) is None else None
     signal = _signal(plan.expected(source, calibrated=reads), own)
     students = {"student_calls": settings.cost.student_calls, "student_shots": labels}

@@ -171,7 +171,7 @@ def _rehearsed(
     PublicRecords.of(examples, _wording(settings), **keys, instead="")
     if len(examples) < _LEAST:
         raise fail("FILE", f"at least {_LEAST} public examples", len(examples))
-    answers = settings.get("answers") or LabelAnswers()
+    answers = settings.answers
     cost = _cost(arguments, settings, answers, len(examples))
     if getattr(arguments, "demonstrations", None) is not None:
         cost += _cost_of_texts(arguments, settings, examples, cost)
@@ -380,7 +380,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
 
 def _unused(settings: Settings) -> list[str]:
     """Returns the line on what a table of every epsilon, shape and mechanism has no use for, if there is any."""
-    answers = settings.get("answers") or LabelAnswers()
+    answers = settings.answers
     given = [name for name in ("epsilon", "rows", "noise") if settings.get(name) is not None]
     thresholds = {"abstain_below": answers.abstain_below not in {None, "never"}, "min_votes": answers.min_votes}
     others = {**thresholds, "scores": answers.scores}
@@ -390,7 +390,7 @@ def _unused(settings: Settings) -> list[str]:
 
 def _as_asked(option: TriedOption, settings: Settings) -> TriedOption:
     """Returns an option whose settings read answers as the rehearsal did, which nothing compares later."""
-    asked = (settings.get("answers") or LabelAnswers()).replace(abstain_below=None, min_votes=None, scores=False)
+    asked = settings.answers.replace(abstain_below=None, min_votes=None, scores=False)
     answers = {**asked.to_dict(), **option.settings["answers"]}
     return dataclasses.replace(option, settings={**option.settings, "answers": answers})
 
@@ -404,7 +404,7 @@ def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: b
     if assumed:
         yield f"assumed: {', '.join(assumed)}"
     missing = [] if has_instruction else ["instruction only (the embedded model with the usual wording has it)"]
-    if True not in rehearsal.readings and (settings.get("answers") or LabelAnswers()).calibrate is None:
+    if True not in rehearsal.readings and settings.answers.calibrate is None:
         missing.append("calibrated (needs label probabilities and a query of one variable, or one called input)")
     if missing:
         yield f"not tried: {', '.join(missing)}"

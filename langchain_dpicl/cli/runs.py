@@ -49,7 +49,7 @@ from langchain_dpicl.cli.spending import (
     warn_of_embedded,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Topics
+from langchain_dpicl.options import FewShotTask, Topics
 from langchain_dpicl.privacy._validate import check_int, fail
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _num_distinct(inputs: Sequence[Any], settings: Settings) -> int:
 
     private, asked = private_examples(settings, are_read=False), settings.get
     task = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"))
-    wording = VotingTask.of(private, task, asked("answers") or LabelAnswers()).wording
+    wording = VotingTask.of(private, task, settings.answers).wording
     return len(InputTemplate.of(private, wording).waiting(inputs))
 
 

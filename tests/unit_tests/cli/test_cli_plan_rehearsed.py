@@ -57,6 +57,15 @@ def test_given_rows_keep_their_shape_and_rest_on_it(file: str, capsys: pytest.Ca
     assert (out["verdict"] == "no better than what is free") is (gain <= 0.02)
 
 
+@pytest.mark.parametrize("is_rehearsed", [False, True])
+def test_votes_of_one_sample_are_refused_as_the_run_refuses_them(
+    is_rehearsed: bool, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ["--rehearsal", file] if is_rehearsed else ["--set", "guess.labels=4"]
+    assert main(["plan", "--method", "voting", *TERMS, *QUERIES, *known, "--set", "rows.redraw_every=run"]) == 2
+    assert "Rows.redraw_every: expected None: every query draws its own sample" in capsys.readouterr().err
+
+
 def test_given_rows_may_be_sure_to_beat_what_is_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rehearsal.json"
     rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, questions=24).save(path)
