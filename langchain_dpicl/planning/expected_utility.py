@@ -244,17 +244,16 @@ def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
     if isinstance(sampler, BalancedSlots | PartitionedSlots):
         filled = min(shots, public_size / slots)
         return Occupancy(rows=min(slots, public_size), shots=filled, empty=max(0.0, 1.0 - public_size / slots))
-    counts = np.arange(shots)
-    places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
-    # A slot holds Binomial(n, q / M) units before truncation; M counts the slots of all batches of one deal.
-    chance = _slot_masses(public_size, sampler.sampling_rate / places, shots)
-    expected = float((counts * chance).sum() + shots * (1.0 - chance.sum()))
+    chance = _slot_masses(sampler, public_size)
+    expected = float((np.arange(shots) * chance).sum() + shots * (1.0 - chance.sum()))
     return Occupancy(rows=slots * (1.0 - float(chance[0])), shots=expected, empty=float(chance[0]))
 
 
-def _slot_masses(units: int, chance: float, shots: int) -> np.ndarray:
+def _slot_masses(sampler: Sampler, units: int) -> np.ndarray:
     """Returns float64[shots]: the chance that a slot holds 0, 1, ... units, each from the one before it."""
-    counts = np.arange(shots)
+    places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else sampler.num_slots
+    # A slot holds Binomial(n, q / M) units before truncation; M counts the slots of all batches of one deal.
+    chance, counts = sampler.sampling_rate / places, np.arange(sampler.shots_per_slot)
     if chance >= 1.0:
         return np.asarray(counts == units, dtype=np.float64)
     none = np.exp(units * np.log1p(-chance))
@@ -404,10 +403,7 @@ def shot_law(plan: ReleasePlan, public_size: int) -> ShotLaw:
     shots, slots = sampler.shots_per_slot, sampler.num_slots
     if isinstance(sampler, BalancedSlots | PartitionedSlots):
         return ((max(1, min(shots, public_size // slots)), 1.0),)
-    places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
-    # A slot holds Binomial(n, q / M) units before truncation.
-    rate = np.array([sampler.sampling_rate / places])
-    [chances] = binomial_masses(public_size, rate, np.arange(min(shots, public_size + 1)))
+    chances = _slot_masses(sampler, public_size)
     full = max(1.0 - float(chances.sum()), 1e-12)
     return (*((count, float(chances[count])) for count in range(1, shots)), (shots, full))
 

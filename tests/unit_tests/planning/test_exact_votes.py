@@ -15,6 +15,7 @@ from langchain_dpicl.planning.expected_utility import (
     occupancy,
     right_chance,
     right_chances,
+    shot_law,
     vote_chances,
 )
 from langchain_dpicl.planning.row_law import RowFacts, wins_fairly
@@ -155,3 +156,6 @@ def test_slots_are_as_full_as_the_binomial_law_says(units: int, num_slots: int, 
     counts, found = np.arange(units + 1), occupancy(plan, units)
     assert found.empty == pytest.approx(law.pmf(0), rel=1e-12, abs=1e-15)
     assert found.shots == pytest.approx((np.minimum(counts, shots) * law.pmf(counts)).sum(), rel=1e-9)
+    shown, chances = zip(*shot_law(plan, units), strict=True)
+    assert shown == tuple(range(1, shots + 1))
+    np.testing.assert_allclose(chances, [*law.pmf(shown[:-1]), law.sf(shots - 1)], rtol=1e-9, atol=1e-11)
