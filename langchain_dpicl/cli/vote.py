@@ -526,7 +526,9 @@ def run_discover(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
     what = _what_is_found(arguments, settings)
     noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:
-        plan = _dry_plan(arguments, on_ledger(settings), what, noise)
+        terms = on_ledger(settings)
+        alone = terms.budget.replace(ledger=None, anchor=None)  # a budget in memory, of the share's size
+        plan = _run(arguments, dataclasses.replace(terms, budget=alone), what, noise, are_read=False)[0].plan
         planned = f"{_discovery_text(plan)}\nspent    nothing: this is a plan; --out FILE without --dry-run releases"
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else planned)
         return DONE
@@ -555,28 +557,8 @@ def _what_is_found(arguments: argparse.Namespace, settings: Settings) -> dict[st
     return {"max_values": most, "deny": tuple(denied), "pairs": arguments.pairs}
 
 
-def _dry_plan(
-    arguments: argparse.Namespace, settings: Settings, what: dict[str, Any], noise: Noise
-) -> DiscoveryPlan | WordsPlan:
-    from langchain_dpicl.discovery import plan_discovery, plan_words
-
-    terms: dict[str, Any] = {
-        "epsilon": settings.share_epsilon,
-        "delta": settings.share_delta,
-        "adjacency": settings.adjacency,
-        "noise_multiplier": noise.multiplier,
-        "partition": settings.data.dataset_id or "private-examples",
-    }
-    if not arguments.words:
-        return plan_discovery(arguments.by, **what, **terms)
-    data, labels = settings.data, tuple[str, ...]()
-    if data.label_key is not None:
-        labels = data.labels or (tuple(data.public_size) if isinstance(data.public_size, Mapping) else ())
-    return plan_words(arguments.by or data.text_key, labels=labels, **what, **terms)
-
-
 def _run(
-    arguments: argparse.Namespace, settings: Settings, what: dict[str, Any], noise: Noise
+    arguments: argparse.Namespace, settings: Settings, what: dict[str, Any], noise: Noise, *, are_read: bool = True
 ) -> tuple[UnitCounter | ValueDiscovery | WordDiscovery, PrivacyBudgetCallbackHandler]:
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
 
@@ -587,7 +569,7 @@ def _run(
         text_key=data.text_key if arguments.by is None or arguments.by in (data.fields or ()) else arguments.by,
     )
     try:
-        private = private_examples(dataclasses.replace(settings, data=data))
+        private = private_examples(dataclasses.replace(settings, data=data), are_read=are_read)
     except RecordError as error:
         if data.text_key == settings.data.text_key:
             raise

@@ -96,15 +96,34 @@ def test_a_size_that_nobody_declared_does_not_read_like_a_count(
     assert "reads like a count" not in capsys.readouterr().err
 
 
-def test_a_dry_run_has_the_threshold_of_the_run_with_a_part_of_the_budget(
-    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+NAMES = ("--text-key", "user", "--label-key", "director", "--label", "Christopher Nolan", "--label", "GRETA gerwig")
+
+
+@pytest.mark.parametrize("what", [("--by", "director"), (*NAMES, "--label", CANARY)])
+def test_a_dry_run_has_the_plan_of_the_run_with_a_part_of_the_budget(
+    what: tuple[str, ...], films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (config := tmp_path / "task.toml").write_text("epsilon = 0.5\n[budget]\nepsilon = 1.0\ndelta = 1e-6\n")
-    asked = ["discover", str(films), "--by", "director", "--config", str(config)]
+    asked = ["discover", str(films), *what, "--config", str(config)]
     assert main([*asked, "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert main([*asked, "--out", str(tmp_path / "out.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["report"]["plan"] == planned
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--delta", "0", "--by", "director", "--value", "no"), "--public-size: expected the declared number of units"),
+        (("--by", "director", "--public-size", "1000000000"), "delta: expected at most 1/(10 * public_size)"),
+    ],
+)
+def test_a_dry_run_is_refused_as_the_run_is(
+    more: tuple[str, ...], said: str, films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for last in (("--dry-run",), ("--out", str(tmp_path / "out.json"))):
+        assert discover(films, *more, *last) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
