@@ -428,8 +428,6 @@ def vote_chances(
       threshold: least value of the largest coordinate of a released noisy vector; Gaussian noise only.
       draws: as of `RowFacts.votes`.
     """
-    if threshold is not None and plan.mechanism.releases != "vector":
-        raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
     return chances_of_votes(
         plan, drawn_votes(plan, public_size, facts, draws=draws), threshold=threshold, ceiling=facts.ceiling()
     )
@@ -444,8 +442,6 @@ def right_chance(
     draws: int | None = None,
 ) -> float:
     """Returns what `vote_chances(...).right` is, without the other chances: for comparisons of many plans."""
-    if threshold is not None and plan.mechanism.releases != "vector":
-        raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
     columns = _columns(plan, drawn_votes(plan, public_size, facts, draws=draws))
     return _won(plan, columns, 0, _failed(plan, columns, threshold), threshold)
 
@@ -502,6 +498,8 @@ def _columns(plan: ReleasePlan, votes: np.ndarray) -> list[_Column]:
 
 def _failed(plan: ReleasePlan, columns: list[_Column], threshold: float | None) -> np.ndarray:
     """Returns float64[n] or float64[1]: the chance that a test or the threshold keeps every candidate back."""
+    if threshold is not None and plan.mechanism.releases != "vector":
+        raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
     if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
         return _test_fails(plan, plan.mechanism, columns)
     return np.zeros(1) if threshold is None else _all_below(plan, columns, threshold)
