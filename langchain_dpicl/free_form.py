@@ -853,7 +853,8 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         maker = AnswerMaker.of(private, llm, words, wanted)
         given = noise_with(noise, maker.space.mechanism.name)
         size, wordings = private.public_size_of(None), maker.wording.num_wordings
-        shape = design_of_queries(rows, size) or RowDesign.choose_for(wordings, smallest_size=size)
+        kind = "slots" if wordings > 1 else None  # the place of a unit row is secret
+        shape = design_of_queries(rows, size) or RowDesign.choose(rows=kind, smallest_size=size)
         plan = plan_queries(
             size,
             epsilon=epsilon,

@@ -757,11 +757,6 @@ class RowDesign:
         fill = (DEFAULT_OVERFILL if is_random and shots < _MANY_SHOTS else 1.0) if overfill is None else overfill
         return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
 
-    @classmethod
-    def choose_for(cls, wordings: int, *, smallest_size: int) -> RowDesign:
-        """Returns the default shape; several public wordings take slots, because the place of a unit row is secret."""
-        return cls.choose(rows="slots" if wordings > 1 else None, smallest_size=smallest_size)
-
     def takes_wordings(self, wordings: int) -> bool:
         """Returns whether each of so many public wordings has a slot; one wording takes any rows."""
         return wordings <= 1 or (self.rows == "slots" and self.num_slots >= wordings)
@@ -865,11 +860,11 @@ def _best_first(options: Iterable[OptionT]) -> list[OptionT]:
     return sorted(options, key=lambda one: one.rank)
 
 
-def shapes_like(start: RowDesign, all_shots: Iterable[int], *, sampling: str = "poisson") -> Iterator[RowDesign]:
+def shapes_like(start: RowDesign, all_shots: Iterable[int]) -> Iterator[RowDesign]:
     """Yields shapes with as many records as `start`: unit rows, then slots of the numbers of shots that divide them."""
     records = start.num_slots * start.shots_per_slot
     yield RowDesign.choose(rows="units", num_slots=records)
     for shots in all_shots:
         slots, rest = divmod(records, shots)
         if rest == 0 and slots >= 2:
-            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling=sampling)
+            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots)
