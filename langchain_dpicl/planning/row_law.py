@@ -330,13 +330,11 @@ def estimate_facts(
     labels: int,
     weights: Any = None,
     deals: Sequence[int] | None = None,
-    within: bool = True,
-    invented: float = 4.0,
 ) -> RowFacts:
     """Estimates the numbers of rows from their votes on questions whose answers are known.
 
-    All three are counts of rows and of pairs of rows of the same question (moments), so a failed row counts as wrong
-    and weights make a bootstrap.
+    All three are counts of rows and of pairs of rows of the same question and deal (moments), so a failed row counts as
+    wrong and weights make a bootstrap.
 
     Args:
       votes: int[questions, rows] places of labels; -1: no vote.
@@ -344,12 +342,10 @@ def estimate_facts(
       labels: labels that an answer can have.
       weights: float64[questions]; None: each question counts once.
       deals: int[rows]: the deal that each row is of; the rows of one deal show different examples. None: one deal.
-      within: whether pairs of the same deal are counted, whose rows share no example, or pairs of different deals.
-      invented: questions of the expected correlation and rival that are added, against the chance of few questions.
     """
-    counts = VoteCounts.of(votes, gold, labels=labels, deals=deals, within=within)
+    counts = VoteCounts.of(votes, gold, labels=labels, deals=deals, within=True)
     each = np.ones(len(counts.right)) if weights is None else np.asarray(weights, dtype=np.float64)
-    [[right, correlation, rival, silent]] = counts.numbers(each[None], invented=invented).tolist()
+    [[right, correlation, rival, silent]] = counts.numbers(each[None]).tolist()
     return RowFacts(right, correlation, rival, labels, silent)
 
 
@@ -379,7 +375,10 @@ class VoteCounts:
 
     @classmethod
     def of(cls, votes: Any, gold: Any, *, labels: int, deals: Sequence[int] | None, within: bool) -> Self:
-        """Counts the votes; arguments as of `estimate_facts`."""
+        """Counts the votes and, `within` deals, pairs of rows that share no example, or else pairs of different deals.
+
+        Other arguments are as of `estimate_facts`.
+        """
         cast, place = np.asarray(votes), np.asarray(gold)
         tallies = _tallies(cast, deals, labels)  # [deals, questions, labels]
         right = np.take_along_axis(tallies, place[None, :, None], axis=2)[:, :, 0]
@@ -402,7 +401,7 @@ class VoteCounts:
 
         Args:
           weights: float64[n, questions].
-          invented: as of `estimate_facts`.
+          invented: questions of the expected correlation and rival that are added, against the chance of few questions.
         """
         labels, rows, total = self.labels, self.rows, weights.sum(axis=1)
         counted = np.stack([self.right, self.both, self.wrong, self.alike, self.silent], axis=1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning.row_law import RowFacts, RowGuess, estimate_facts
+from langchain_dpicl.planning.row_law import RowFacts, RowGuess, VoteCounts, estimate_facts
 
 LAWS = [
     RowFacts(0.6, 0.55, 0.7, 4),
@@ -55,8 +55,8 @@ def test_the_right_label_may_be_any() -> None:
 
 def test_weights_are_repetitions() -> None:
     votes, gold = drawn(LAWS[1], questions=40, rows=4), np.zeros(40, dtype=int)
-    twice = estimate_facts(votes, gold, labels=5, weights=np.repeat([1.0, 0.0], 20), invented=0.0)
-    alone = estimate_facts(votes[:20], gold[:20], labels=5, invented=0.0)
+    twice = estimate_facts(votes, gold, labels=5, weights=np.repeat([1.0, 0.0], 20))
+    alone = estimate_facts(votes[:20], gold[:20], labels=5)
     assert twice.right == pytest.approx(alone.right)
     assert twice.correlation == pytest.approx(alone.correlation)
     assert twice.rival == pytest.approx(alone.rival)
@@ -64,10 +64,13 @@ def test_weights_are_repetitions() -> None:
 
 def test_few_questions_lean_on_what_is_usual() -> None:
     votes, gold = np.array([[0, 0], [1, 1]]), np.array([0, 0])
-    alone, leaning = (estimate_facts(votes, gold, labels=4, invented=number) for number in (0.0, 400.0))
-    assert alone.correlation > 0.9
-    assert leaning.correlation == pytest.approx(0.55, abs=0.02)
-    assert leaning.rival == pytest.approx(0.7, abs=0.02)
+    counts = VoteCounts.of(votes, gold, labels=4, deals=None, within=True)
+    [[_, alone, _, _]], [[_, correlation, rival, _]] = (
+        counts.numbers(np.ones((1, 2)), invented=n) for n in (0.0, 400.0)
+    )
+    assert alone > 0.9
+    assert correlation == pytest.approx(0.55, abs=0.02)
+    assert rival == pytest.approx(0.7, abs=0.02)
 
 
 def test_rows_of_one_deal_and_of_different_deals_are_told_apart() -> None:
@@ -76,10 +79,8 @@ def test_rows_of_one_deal_and_of_different_deals_are_told_apart() -> None:
     first = generator.integers(0, 2, size=(4_000, 2))
     votes = np.concatenate([first, first], axis=1)
     gold, deals = np.zeros(4_000, dtype=int), [0, 0, 1, 1]
-    within, across = (
-        estimate_facts(votes, gold, labels=2, deals=deals, within=own, invented=0.0).correlation
-        for own in (True, False)
-    )
+    both = (VoteCounts.of(votes, gold, labels=2, deals=deals, within=own) for own in (True, False))
+    within, across = (counts.numbers(np.ones((1, 4_000)))[0, 1] for counts in both)
     assert within == pytest.approx(0.0, abs=0.05)
     assert across == pytest.approx(0.5, abs=0.05)  # half of these pairs are one row
 
