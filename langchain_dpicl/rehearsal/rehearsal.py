@@ -224,17 +224,6 @@ class Rehearsal(SavedRehearsal):
         labels = len(self.labels)
         return [RowFacts(right, alike, rival, labels, silent) for right, alike, rival, silent in means.tolist()]
 
-    def pool_facts(self, *, shots: int, calibrated: bool, weightings: Sequence[Any] = (None,)) -> list[RowFacts]:
-        """Returns the numbers of rows made of the public examples themselves, which share examples by chance.
-
-        Args:
-          shots: examples of a row.
-          calibrated: whether rows are divided by those on content-free inputs.
-          weightings: float64[questions] each; None: each question counts once.
-        """
-        alone = self.facts_each(((shots, 1.0),), calibrated=calibrated, weightings=weightings)
-        return [_together(facts, self._overlap(shots)) for facts in alone]
-
     def zero_shot(self, calibrated: bool, *, weights: Any = None) -> float:
         """Returns the share of questions that the prompt without examples answers right.
 
@@ -269,8 +258,11 @@ class Rehearsal(SavedRehearsal):
         Returns:
           float64[len(shapes), len(weightings)].
         """
-        each = (self.pool_facts(shots=shots, calibrated=read, weightings=weightings) for shots, read in shapes)
-        facts = [one for found in each for one in found]
+        facts = [
+            _together(alone, self._overlap(shots))  # rows made of the public examples share some by chance
+            for shots, read in shapes
+            for alone in self.facts_each(((shots, 1.0),), calibrated=read, weightings=weightings)
+        ]
         return Contest(rows, 1.0, len(self.labels)).rights(facts).reshape(len(shapes), -1)
 
     def interval(
