@@ -639,6 +639,11 @@ class Settings:
         return [option for option in OPTIONS if option.__name__ in words]
 
     @property
+    def records(self) -> Path | None:
+        """The file of the private records; None where none was named."""
+        return None if self.data.file is None else Path(self.data.file)
+
+    @property
     def answers(self) -> LabelAnswers:
         """How answers are read and released; the usual ones where nothing was given."""
         return self.get("answers") or LabelAnswers()

@@ -23,7 +23,7 @@ from langchain_dpicl.cli.inputs import (
     read_settings,
 )
 from langchain_dpicl.cli.plan import num_wordings, toml_lines
-from langchain_dpicl.cli.spending import save_or_print
+from langchain_dpicl.cli.spending import check_public, save_or_print
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import check_int, check_positive_delta, fail
@@ -139,13 +139,11 @@ def _check_replaced(out: Path) -> None:
 
 def _examples(settings: Settings, path: Path) -> list[Any]:
     """Reads public examples, which are not the private records of the settings."""
-    private = settings.data.file
     if path.suffix == ".json":
         raise fail(
             "FILE", "public examples (.jsonl, .csv)", path.name, "A rehearsal goes to --rehearsal of `dpicl try`."
         )
-    if private is not None and path.exists() and Path(private).exists() and path.samefile(private):
-        raise ConfigurationError(f"FILE: expected PUBLIC examples, found data.file, the private records: {path}.")
+    check_public(path, settings.records, "FILE")
     return [_with_text_label(record, _label_key(settings)) for record in read_records(path)]
 
 

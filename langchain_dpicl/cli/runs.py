@@ -32,6 +32,7 @@ from langchain_dpicl.cli.spending import (
     add_shared,
     budget_of,
     check_kept,
+    check_public,
     check_target,
     dry_run,
     json_line,
@@ -176,10 +177,10 @@ def add_label(commands: Any, *, run: Any) -> None:
 def run_label(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     """Labels public inputs and saves the pool; returns the exit code."""
     call = Call(arguments, read_settings(arguments, methods=("pate",)), say, complain)
-    settings, records = call.settings, call.settings.data.file
+    settings = call.settings
     if arguments.inputs is None:
         raise ConfigurationError("--inputs: expected the file of the public inputs, found none. Name it.")
-    inputs = public_items(arguments.inputs, None if records is None else Path(records), "--inputs")
+    inputs = public_items(arguments.inputs, settings.records, "--inputs")
     if arguments.dry_run:
         guess = settings.guess.replace(public_inputs=_num_distinct(inputs, settings))
         return dry_run(dataclasses.replace(call, settings=dataclasses.replace(settings, guess=guess)))
@@ -253,8 +254,7 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     check_kept(out / OURS, arguments, settings)
     check_writable(check_folder(out, {OURS, PEFT_CONFIG, PEFT_ARRAYS}))
     if arguments.validation is not None:
-        if arguments.validation.exists() and records.exists() and arguments.validation.samefile(records):
-            raise ConfigurationError(f"--validation: expected a PUBLIC file, found the records, {records}.")
+        check_public(arguments.validation, records, "--validation")
         training = training.replace(validation=read_records(arguments.validation))
     given: dict[str, Any] = {"llm": _trainable(settings), "training": training}
     if (task := settings.get("task")) is not None:
@@ -471,20 +471,18 @@ def _topics(arguments: argparse.Namespace, settings: Settings) -> Any:
     if arguments.vocabulary is None and arguments.public_texts is None and arguments.vocabulary_size is None:
         return topics
     size = 1_000 if arguments.vocabulary_size is None else arguments.vocabulary_size
-    records = None if settings.data.file is None else Path(settings.data.file)
     if arguments.vocabulary is not None:
         if arguments.vocabulary_size is not None:
             expected = "none beside --vocabulary, all of whose lines are taken"
             raise fail("--vocabulary-size", expected, arguments.vocabulary_size)
-        return topics.replace(vocabulary=tuple(public_lines(arguments.vocabulary, records, _WORDS)))
-    texts = None if arguments.public_texts is None else public_lines(arguments.public_texts, records, _WORDS)
+        return topics.replace(vocabulary=tuple(public_lines(arguments.vocabulary, settings.records, _WORDS)))
+    texts = None if arguments.public_texts is None else public_lines(arguments.public_texts, settings.records, _WORDS)
     return topics.replace(vocabulary=public_vocabulary(texts, size=size))
 
 
 def _denied(arguments: argparse.Namespace, settings: Settings) -> tuple[str, ...]:
     """Returns the public words that must not leave: those of the settings, and of a file."""
-    records = None if settings.data.file is None else Path(settings.data.file)
-    named = () if arguments.deny is None else public_lines(arguments.deny, records, "--deny")
+    named = () if arguments.deny is None else public_lines(arguments.deny, settings.records, "--deny")
     return (*settings.get("deny", ()), *named)
 
 

@@ -89,9 +89,9 @@ def add_shared(command: Parser, *flags: str, data: Sequence[str] = _LABELLED, ra
 
 def records_of(settings: Settings) -> Path:
     """Returns the file of the records."""
-    if settings.data.file is None:
+    if settings.records is None:
         raise ConfigurationError("FILE: expected the file of the records, found none. Name it, or set data.file.")
-    return Path(settings.data.file)
+    return settings.records
 
 
 def check_target(arguments: argparse.Namespace, settings: Settings, *, is_added_to: bool = False) -> None:

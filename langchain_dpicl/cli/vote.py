@@ -92,10 +92,9 @@ def add_vote(commands: Any, *, run: Any) -> None:
 def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     """Answers the questions; returns the exit code."""
     call = Call(arguments, read_settings(arguments, methods=("voting",)), say, complain)
-    records = call.settings.data.file
     asked = list(arguments.query)
     if arguments.queries is not None:
-        asked += public_items(arguments.queries, None if records is None else Path(records), "--queries")
+        asked += public_items(arguments.queries, call.settings.records, "--queries")
     if not asked and not (arguments.dry_run and call.settings.get("max_queries")):
         advice = "Give --query TEXT, or for a plan --dry-run --max-queries N."
         raise ConfigurationError(f"--query, --queries: expected a question, found none. {advice}")
@@ -334,11 +333,10 @@ def _call_of(arguments: argparse.Namespace, method: str, say: Say, complain: Say
 
 def _check_prompts(arguments: argparse.Namespace, settings: Settings) -> None:
     """Refuses the records as a template, whose text is sent and quoted."""
-    records = settings.data.file
     baseline = getattr(arguments, "baseline", None)
     for option, path in (*(("--prompt", path) for path in arguments.prompt), ("--baseline", baseline)):
-        if path is not None and records is not None:
-            check_public(path, Path(records), option)
+        if path is not None:
+            check_public(path, settings.records, option)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -97,7 +97,7 @@ def test_the_private_records_are_no_public_examples(
     monkeypatch.setattr(commands, "load_model", _fail)
     for command in ("rehearse", "try"):
         assert main([command, str(other), "--config", str(config), *FEW]) == 2
-        assert "FILE: expected PUBLIC examples, found data.file, the private records" in capsys.readouterr().err
+        assert "FILE: expected a PUBLIC file, found the records" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{}", '{"format": "langchain-dpicl-demonstrations"}'])
