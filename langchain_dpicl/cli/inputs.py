@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import gzip
@@ -82,17 +83,21 @@ _CHUNK = 1 << 16
 _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
+def read_text(path: Path, what: str) -> str:
+    """Returns the text of a public file, which is a plain one, without a byte order mark; `what` is expected there."""
+    with contextlib.suppress(UnicodeDecodeError):  # it holds the bytes
+        return read_plain(path, MAX_TEXT).decode("utf-8-sig")
+    raise ConfigurationError(f"{path}: expected {what} in UTF-8, found other bytes.")
+
+
 def read_json(path: Path) -> Any:
-    """Reads a public JSON file, which is a plain one; a byte order mark is fine."""
+    """Reads a public JSON file."""
+    text = read_text(path, "JSON text")
     try:
-        return json.loads(read_plain(path, MAX_TEXT).decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: expected JSON text in UTF-8, found other bytes.") from error
+        return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ConfigurationError(f"{path}: expected JSON, found at {place}: {error.msg}.") from error
-    except ConfigurationError:
-        raise
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigurationError(f"{path}: expected JSON, found a number or nesting too large to read.") from error
 
@@ -858,11 +863,9 @@ _NO_TOML = (ValueError, RecursionError, MemoryError)
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a public TOML file."""
-    content = read_plain(path, MAX_TEXT)
+    text = read_text(path, "TOML text")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: expected TOML text in UTF-8, found other bytes.") from error
+        return tomllib.loads(text)
     except _NO_TOML as error:
         found = str(error) or "a value too large to read"
         raise ConfigurationError(f"{path}: expected TOML, found a fault: {found}.") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._plain_files import MAX_TEXT, check_path, read_plain
+from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.cli.inputs import (
     Settings,
     add_flags,
@@ -23,6 +23,7 @@ from langchain_dpicl.cli.inputs import (
     holds_something,
     read_json,
     read_records,
+    read_text,
 )
 from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
@@ -175,13 +176,8 @@ def needed_out(arguments: argparse.Namespace) -> Path:
 def public_lines(path: Path, records: Path | None, option: str) -> list[str]:
     """Returns the lines of a public file, which is not that of the records."""
     check_public(path, records, option)
-    try:
-        lines = read_plain(path, MAX_TEXT).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        lines = None
-    if lines is None:
-        raise ConfigurationError(f"{path}: expected lines of text in UTF-8, found other bytes.")
-    return [line.strip() for line in lines if line.strip()]
+    lines = map(str.strip, read_text(path, "lines of text").splitlines())
+    return [line for line in lines if line]
 
 
 def public_items(path: Path, records: Path | None, option: str) -> list[Any]:

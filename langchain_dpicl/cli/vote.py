@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_TEXT
 from langchain_dpicl.cli.inputs import (
     Settings,
     holds_something,
@@ -19,6 +19,7 @@ from langchain_dpicl.cli.inputs import (
     load_named,
     private_examples,
     read_settings,
+    read_text,
 )
 from langchain_dpicl.cli.parser import DONE
 from langchain_dpicl.cli.plan import price_text
@@ -351,10 +352,11 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _template(path: Path) -> Any:
     from langchain_core.prompts import PromptTemplate
 
+    text = read_text(path, "an f-string template")
     try:
-        return PromptTemplate.from_template(read_plain(path, MAX_TEXT).decode("utf-8-sig").rstrip("\r\n"))
-    except ValueError as error:  # a brace without its partner, or bytes that are no UTF-8; the file is public
-        raise ConfigurationError(f"--prompt: expected an f-string template in UTF-8, found {path}: {error}.") from None
+        return PromptTemplate.from_template(text.rstrip("\r\n"))
+    except ValueError as error:  # a brace without its partner; the file is public
+        raise ConfigurationError(f"--prompt: expected an f-string template, found {path}: {error}.") from None
 
 
 def _model(settings: Settings) -> Any:
