@@ -14,7 +14,7 @@ import gc
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,15 +25,16 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from langchain_dpicl import Budget
+from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers
 from langchain_dpicl.backends.private_calls.call import CallPool, OpaqueValue, Request, RetryPolicy, silence
+from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.handler import RunEvents, resolve_budget
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, PoissonUnits, ReleasePlan
-from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
+from langchain_dpicl.runs.query_runnable import TicketCharge
 
 UNITS = 8000
 ROWS = 10
@@ -73,26 +74,27 @@ class Instant(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("label"))])
 
 
-class Nothing(ChargingRunnable[str, str]):
+class Nothing(DPVotingRunnable):
     """Answers without a release."""
 
-    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
+    def _answer_effects(
+        self, value: Any, pay: TicketCharge, config: RunnableConfig, kwargs: Mapping[str, Any]
+    ) -> EffectGenerator[Any]:
         del pay, config, kwargs
-        return given
-
-    async def _aanswer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        return self._answer(given, pay, config, **kwargs)
+        return value
+        yield  # makes this a generator
 
 
 class Charged(Nothing):
     """Pays for an answer that needs no row."""
 
-    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        del config, kwargs
+    def _answer_effects(
+        self, value: Any, pay: TicketCharge, config: RunnableConfig, kwargs: Mapping[str, Any]
+    ) -> EffectGenerator[Any]:
         with pay("query") as ticket:
             ticket.burn()
             ticket.commit()
-        return given
+        return (yield from super()._answer_effects(value, pay, config, kwargs))
 
 
 @cache
@@ -101,6 +103,13 @@ def account() -> tuple[Budget, Share]:
     budget = Budget(epsilon=8.0, delta=1e-6)
     ticket = Ticket("query", PLAN.block_event(1), max_count=QUERIES, refundable=True)
     return budget, budget.declare("queries", tickets=[ticket])
+
+
+def fields() -> dict[str, Any]:
+    """Returns the fields of a component that reads nothing but its budget and its share."""
+    budget, share = account()
+    unread = dict.fromkeys(("private", "plan", "wording", "tenants", "task", "rows"))
+    return {**unread, "budget": budget, "share": share, "answers": LabelAnswers()}
 
 
 def pay_once() -> None:
@@ -150,15 +159,13 @@ def events() -> Action:
 
 @part("LangChain run of a Runnable that charges nothing")
 def empty_run() -> Action:
-    budget, share = account()
-    runnable = Nothing(private=None, budget=budget, share=share)
+    runnable = Nothing(**fields())
     return lambda: runnable.invoke("question")
 
 
 @part("LangChain run of a Runnable that pays once")
 def paid_run() -> Action:
-    budget, share = account()
-    runnable = Charged(private=None, budget=budget, share=share)
+    runnable = Charged(**fields())
     return lambda: runnable.invoke("question")
 
 

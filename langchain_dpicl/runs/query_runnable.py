@@ -1,4 +1,4 @@
-"""The base classes of Runnables that charge a budget per answer, and LangChain's wrappers of them."""
+"""The base class of Runnables that charge a budget per answer, and LangChain's wrappers of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
-from langchain_core.runnables.utils import AnyConfigurableField, Input, Output
+from langchain_core.runnables.utils import AnyConfigurableField
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from typing_extensions import override
 
@@ -347,9 +347,6 @@ def _classes(name: str, named: Any) -> ErrorClasses:
     return classes
 
 
-_HANDLES = ("private", "budget", "share")
-
-
 class TicketCharge(Protocol):
     """Charges tickets: `with pay("query") as reservation:`; refundable tickets that did not burn are handed back."""
 
@@ -398,126 +395,6 @@ def _config_here() -> RunnableConfig:
     return ensure_config() if config is None else config
 
 
-class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input, Output], Generic[Input, Output]):
-    """Base of Runnables that charge a budget for each answer.
-
-    Formal guarantees:
-      - Every entry point runs `_answer` or `_aanswer` once per input, and those charge only through `pay`.
-      - Every run resolves the budget first: a different one in the config or the context is refused.
-      - The run's observers receive the tickets that stay charged as `dpicl.charged` and a refusal as `dpicl.refused`,
-        once each.
-      - Copies share the handles and so spend the same budget; pickling is refused.
-
-    Subclasses hold public values in fields and implement `_answer` and `_aanswer`.
-    """
-
-    private: Any = Field(exclude=True, repr=False)
-    """The opaque handle of the private examples."""
-
-    budget: Any = Field(exclude=True, repr=False)
-    """The budget (or handler) that `share` belongs to."""
-
-    share: Any = Field(exclude=True, repr=False)
-    """The share that `pay` reserves tickets from."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    @abstractmethod
-    def _answer(self, value: Input, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Output:
-        """Answers one input; reads private records only inside `with pay(...)`."""
-
-    @abstractmethod
-    async def _aanswer(self, value: Input, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Output:
-        """Asynchronous version of `_answer`; a walk is driven by `run_async(walk, is_slow=self._is_slow)`."""
-
-    @override
-    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        check_config(config)
-        return self._call_with_config(_Step(self._run), input, config, **kwargs)
-
-    @override
-    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        check_config(config)
-        return await self._acall_with_config(_AsyncStep(self._arun), input, config, **kwargs)
-
-    @override
-    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:
-        self._check_batch(inputs, config, options)
-        return super().batch(inputs, config, **options)
-
-    @override
-    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:
-        self._check_batch(inputs, config, options)
-        return await super().abatch(inputs, config, **options)
-
-    @override
-    def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
-        self._check_batch(inputs, config, options)
-        return super().batch_as_completed(inputs, config, **options)
-
-    @override
-    def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
-        self._check_batch(inputs, config, options)
-        return super().abatch_as_completed(inputs, config, **options)
-
-    def _check_batch(self, inputs: Sequence[Any], config: Any, options: Mapping[str, Any]) -> None:
-        """Checks all inputs before the first is charged: where one raises, the answers of the others are lost."""
-        check_configs(config)
-        if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-            advice = "Write [...] around one, or list(...) around a column."
-            raise fail("inputs", "a list of queries", type(inputs), advice)
-        if not options.get("return_exceptions"):
-            for value in inputs:
-                self._check_input(value)
-
-    def _check_input(self, value: Any) -> None:
-        """Refuses an input that `_answer` would refuse, whatever was answered before."""
-
-    @override
-    def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
-        """As LangChain's `configurable_fields`, restricted to public fields.
-
-        Raises:
-          ConfigurationError: a handle was named: a caller could choose the private examples or the payer.
-        """
-        if handles := sorted(set(kwargs) & set(_HANDLES)):
-            raise ConfigurationError(f"configurable_fields: expected public fields, found {handles}. Leave them fixed.")
-        return super().configurable_fields(**kwargs)
-
-    def _run(self, value: Input, config: RunnableConfig, **kwargs: Any) -> Output:
-        with self._events(config) as events:
-            resolve_budget(self.budget, config)
-            return self._answer(value, partial(self._pay, events), config, **kwargs)
-
-    async def _arun(self, value: Input, config: RunnableConfig, **kwargs: Any) -> Output:
-        async with self._events(config) as events:
-            resolve_budget(self.budget, config)
-            return await self._aanswer(value, partial(self._pay, events), config, **kwargs)
-
-    @property
-    def _is_slow(self) -> bool:
-        """Whether a ledger call may block, so that async code runs it in a thread."""
-        return budget_of(self.budget, "budget").durable
-
-    def _events(self, config: RunnableConfig) -> RunEvents:
-        return RunEvents(type(self).__name__, budget=self.budget, share=self.share, config=config)
-
-    @contextmanager
-    def _pay(
-        self, events: RunEvents, template: str, *, label: str | None = None, count: int = 1, **whose: Any
-    ) -> Iterator[Reservation]:
-        reservation = self.share.reserve(template, label=label, count=count, **whose)
-        events.tickets += count
-        try:
-            yield reservation
-        finally:
-            events.tickets -= reservation.give_back()
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        name = type(self).__name__
-        raise PrivacyBudgetError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")
-
-
 T = TypeVar("T")
 ResultT = TypeVar("ResultT", bound=BaseModel)
 _BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
@@ -530,10 +407,15 @@ def _notification(
     return Call(lambda: record_event(name, data, config), lambda: arecord_event(name, data, config, is_slow=is_slow()))
 
 
-class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
+class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInput, str], Generic[ResultT]):
     """Base of Runnables that answer queries from private examples, each with a text; `with_receipts()` shows more.
 
     Formal guarantees:
+      - Every entry point runs `_answer_effects` once per input, which charges only through `pay`.
+      - Every run resolves the budget first: a different one in the config or the context is refused.
+      - The run's observers receive the tickets that stay charged as `dpicl.charged` and a refusal as `dpicl.refused`,
+        once each.
+      - Copies share the handles and so spend the same budget; pickling is refused.
       - Every answer takes exactly one ticket, which burns before a private record is read. It takes none if the answer
         is in the tenant's cache, or if the budget is spent and the answer is zero-shot.
       - With a `memo` that outlives the process, the answer is written to it before it is returned and before its ticket
@@ -544,6 +426,15 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     Subclasses implement how an answer is prepared, released and returned.
     """
+
+    private: Any = Field(exclude=True, repr=False)
+    """The opaque handle of the private examples."""
+
+    budget: Any = Field(exclude=True, repr=False)
+    """The budget (or handler) that `share` belongs to."""
+
+    share: Any = Field(exclude=True, repr=False)
+    """The share that `pay` reserves tickets from."""
 
     wording: Any = Field(exclude=True, repr=False)
     """Prompt templates: a `FewShotTemplate`. Public."""
@@ -577,6 +468,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     RESULT: ClassVar[type[BaseModel]]
     """The class of results."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     @abstractmethod
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
@@ -682,57 +575,103 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         return "Answers a query from private examples, under differential privacy."
 
     @override
-    def configurable_fields(self, **kwargs: Any) -> Any:
+    def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
         """As LangChain's `configurable_fields`, restricted to the fields in `CONFIGURABLE`.
 
         Raises:
-          ConfigurationError: another field was named.
+          ConfigurationError: another field was named: a caller could choose the private examples or the payer.
         """
         if fixed := sorted(set(kwargs) - self.CONFIGURABLE):
             raise fail("configurable_fields", f"fields among {sorted(self.CONFIGURABLE)}", fixed, "Leave them fixed.")
         return super().configurable_fields(**kwargs)
 
     @override
-    def batch(
-        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
-    ) -> list[str]:
-        with self._bar(inputs):
-            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+    def invoke(self, input: QueryInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        check_config(config)
+        return self._call_with_config(_Step(self._run), input, config, **kwargs)
 
     @override
-    async def abatch(
-        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
-    ) -> list[str]:
-        with self._bar(inputs):
-            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+    async def ainvoke(self, input: QueryInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        check_config(config)
+        return await self._acall_with_config(_AsyncStep(self._arun), input, config, **kwargs)
+
+    @override
+    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[str]:
+        self._check_batch(inputs, config, options)
+        with self._bar(len(inputs)):
+            return super().batch(inputs, config, **options)
+
+    @override
+    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[str]:
+        self._check_batch(inputs, config, options)
+        with self._bar(len(inputs)):
+            return await super().abatch(inputs, config, **options)
+
+    @override
+    def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
+        self._check_batch(inputs, config, options)
+        return super().batch_as_completed(inputs, config, **options)
+
+    @override
+    def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
+        self._check_batch(inputs, config, options)
+        return super().abatch_as_completed(inputs, config, **options)
+
+    def _check_batch(self, inputs: Sequence[Any], config: Any, options: Mapping[str, Any]) -> None:
+        """Checks all inputs before the first is charged: where one raises, the answers of the others are lost."""
+        check_configs(config)
+        if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+            advice = "Write [...] around one, or list(...) around a column."
+            raise fail("inputs", "a list of queries", type(inputs), advice)
+        if not options.get("return_exceptions"):
+            for value in inputs:
+                self._query_of(value)
 
     def _now(self) -> Self:
         """Returns this component as it answers now: on a rolling range, in the newest run."""
         return self if self.runs is None else self.runs.of_now(self)
 
-    @override
     def _run(self, value: QueryInput, config: RunnableConfig, **kwargs: Any) -> str:
-        return super(QueryRunnable, self._now())._run(value, config, **kwargs)
+        if (now := self._now()) is not self:
+            return now._run(value, config, **kwargs)  # noqa: SLF001  this component, in its newest run
+        with self._events(config) as events:
+            resolve_budget(self.budget, config)
+            answer: str = run_sync(self._answer_effects(value, partial(self._pay, events), config, kwargs))
+            return answer
 
-    @override
     async def _arun(self, value: QueryInput, config: RunnableConfig, **kwargs: Any) -> str:
         is_due = self.runs is not None and self.runs.is_due
-        now = await run_in_thread(self._now) if is_due else self._now()
-        return await super(QueryRunnable, now)._arun(value, config, **kwargs)
+        if (now := await run_in_thread(self._now, is_slow=is_due)) is not self:
+            return await now._arun(value, config, **kwargs)  # noqa: SLF001  this component, in its newest run
+        async with self._events(config) as events:
+            resolve_budget(self.budget, config)
+            walk = self._answer_effects(value, partial(self._pay, events), config, kwargs)
+            answer: str = await run_async(walk, is_slow=self._is_slow)
+            return answer
 
-    @override
-    def _answer(self, value: QueryInput, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        answer: str = run_sync(self._answer_effects(value, pay, config, kwargs))
-        return answer
+    @property
+    def _is_slow(self) -> bool:
+        """Whether a call of the ledger or the memo may block, so that async code runs it in a thread."""
+        return self.memo is not None or budget_of(self.budget, "budget").durable
 
-    @override
-    async def _aanswer(self, value: QueryInput, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        answer: str = await run_async(self._answer_effects(value, pay, config, kwargs), is_slow=self._is_slow)
-        return answer
+    def _events(self, config: RunnableConfig) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self.budget, share=self.share, config=config)
+
+    @contextmanager
+    def _pay(
+        self, events: RunEvents, template: str, *, label: str | None = None, count: int = 1, **whose: Any
+    ) -> Iterator[Reservation]:
+        reservation = self.share.reserve(template, label=label, count=count, **whose)
+        events.tickets += count
+        try:
+            yield reservation
+        finally:
+            events.tickets -= reservation.give_back()
 
     def _answer_effects(
         self, value: Any, pay: TicketCharge, config: RunnableConfig, kwargs: Mapping[str, Any]
     ) -> EffectGenerator[Any]:
+        """Answers one input (an effect generator); reads private records only inside `with pay(...)`."""
         if kwargs:
             raise fail("invoke", "no further arguments", sorted(kwargs))
         query = self._query_of(value)
@@ -749,10 +688,6 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
                         gate.__exit__(None, None, None)
         finally:
             self._tick()
-
-    @override
-    def _check_input(self, value: Any) -> None:
-        self._query_of(value)
 
     def _query_of(self, value: Any) -> Query:
         """Returns an input's query; refuses one that asks nothing, or a long one, which every row would contain."""
@@ -877,11 +812,6 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         return outcome
         yield  # makes this a generator
 
-    @property
-    @override
-    def _is_slow(self) -> bool:
-        return self.memo is not None or super()._is_slow
-
     @staticmethod
     def _limit_concurrency(ask: Callable[[T], Effect], config: RunnableConfig) -> Callable[[T], Effect]:
         """Returns `ask`, with as many calls in flight as the run's `max_concurrency` says."""
@@ -943,6 +873,10 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             "answered": "zero-shot",
         }
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        name = type(self).__name__
+        raise PrivacyBudgetError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")
+
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Copies the public options only: handles, engines and caches are shared by all copies."""
         return self.__copy__()
@@ -960,8 +894,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     __str__ = __repr__
 
     @contextmanager
-    def _bar(self, inputs: Any) -> Iterator[None]:
-        total = len(inputs) if isinstance(inputs, Sequence) else 0  # what is no list is refused inside
+    def _bar(self, total: int) -> Iterator[None]:
         with new_bar(total, "query", "private answers", progress=None if total > 1 else False) as bar:
             token = _BAR.set(bar)
             try:

@@ -642,7 +642,7 @@ class Busy:
         self._expected = expected
         self._patience = time.monotonic() + 60
         self._lock = threading.Lock()
-        answer, aanswer = kind._answer, kind._aanswer
+        run, arun = kind._run, kind._arun
 
         def counted(component: Any, *args: Any, **kwargs: Any) -> Any:
             self._enter()
@@ -650,7 +650,7 @@ class Busy:
                 time.sleep(0.001)
             time.sleep(0.001)  # who does not keep to the limit gets in here
             try:
-                return answer(component, *args, **kwargs)
+                return run(component, *args, **kwargs)
             finally:
                 self._leave()
 
@@ -660,12 +660,12 @@ class Busy:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.001)
             try:
-                return await aanswer(component, *args, **kwargs)
+                return await arun(component, *args, **kwargs)
             finally:
                 self._leave()
 
-        monkeypatch.setattr(kind, "_answer", counted)
-        monkeypatch.setattr(kind, "_aanswer", acounted)
+        monkeypatch.setattr(kind, "_run", counted)
+        monkeypatch.setattr(kind, "_arun", acounted)
 
     def _enter(self) -> None:
         with self._lock:

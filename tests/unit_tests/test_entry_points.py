@@ -20,6 +20,7 @@ from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, Rows
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
+from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import (
     CANARY,
     CHARGED,
@@ -263,6 +264,7 @@ async def _graph_events(c: Any, q: list[str]) -> list[Any]:
 class TestInsideAGraph(TinyVoteScene, FrontRoomContract):
     """The smallest Runnable that charges, entered through nodes."""
 
+    told: ClassVar[list[str]] = [RELEASE, CHARGED]
     make_refused = ChargingRunnableContract.make_refused
     check_charges = ChargingRunnableContract.check_charges
     doors: ClassVar[Mapping[str, Door]] = {

@@ -1,16 +1,18 @@
-"""The base of Runnables that charge, on the smallest one there is."""
+"""Retries, fallbacks, other wrappers and payments of Runnables that charge, on the smallest one there is."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableGenerator, RunnableLambda
 from pydantic import Field
 
+from langchain_dpicl import DPVotingRunnable
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -23,18 +25,9 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
-from tests.contracts.front_room import (
-    CANARY,
-    CHARGED,
-    REFUSED,
-    ChargingRunnableContract,
-    Observer,
-    Plain,
-    wrappings,
-)
-from tests.tiny_vote import LABELS, TinyVote, TinyVoteScene, tiny_engine
+from langchain_dpicl.runs.query_runnable import RELEASE, TicketCharge
+from tests.contracts.front_room import CHARGED, REFUSED, Observer, Plain, wrappings
+from tests.tiny_vote import LABELS, tiny_private, tiny_vote
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -43,38 +36,25 @@ def exceeded() -> PrivacyBudgetExceededError:
     return PrivacyBudgetExceededError("tickets: requested 2, remaining 1.", requested=2.0, remaining=1.0)
 
 
-class TestTinyVote(TinyVoteScene, ChargingRunnableContract):
-    """The smallest one keeps the contract."""
-
-
 # -- a component that can fail after its release -----------------------------------------------------------------
 
 
-class Flaky(TinyVote):
+class Flaky(DPVotingRunnable):
     """Raises the given errors, in turn, after it paid and before it answers."""
 
     errors: list[Any] = Field(default_factory=list)
 
-    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        answer = super()._answer(given, pay, config, **kwargs)
-        self._fail()
-        return answer
-
-    async def _aanswer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        answer = await super()._aanswer(given, pay, config, **kwargs)
-        self._fail()
-        return answer
-
-    def _fail(self) -> None:
+    def _answer_effects(self, *args: Any) -> EffectGenerator[Any]:
+        answer = yield from super()._answer_effects(*args)
         if self.errors:
             raise self.errors.pop(0)
+        return answer
 
 
 def flaky(*errors: BaseException, max_queries: int = 9) -> tuple[Flaky, InMemoryStore]:
     store = InMemoryStore()
     budget = PrivacyBudgetCallbackHandler(epsilon=1e5, delta=1e-4, store=store)
-    private = PrivateExamples([f"{CANARY} {number}" for number in range(20)], public_size=40)
-    made = Flaky.from_private_examples(private, llm=tiny_engine(), budget=budget, max_queries=max_queries)
+    made = tiny_vote(Flaky, tiny_private(), budget=budget, max_queries=max_queries)
     made.errors = list(errors)
     return made, store
 
@@ -258,19 +238,9 @@ def test_our_error_from_a_fallback_goes_through_as_well() -> None:
 
 @pytest.mark.parametrize("way", [*ASK, *STREAMS])
 def test_the_error_is_handed_on_under_its_key(way: str) -> None:
-    class Reads(Flaky):
-        def _answer(self, given: Any, *args: Any, **kwargs: Any) -> str:
-            return super()._answer(given["q"], *args, **kwargs)
-
-        async def _aanswer(self, given: Any, *args: Any, **kwargs: Any) -> str:
-            return await super()._aanswer(given["q"], *args, **kwargs)
-
-    made, _ = flaky()
-    component = Reads(**vars(made))
-    component.errors = [ConnectionError("x")]
+    component, _ = flaky(ConnectionError("x"))
     guarded = component.with_fallbacks([RunnableLambda(lambda given: repr(given["error"]))], exception_key="error")
-    question = {"q": "question"}
-    assert {**ASK, **STREAMS}[way](guarded, question) == "ConnectionError('x')"
+    assert {**ASK, **STREAMS}[way](guarded, {"input": "question"}) == "ConnectionError('x')"
     with pytest.raises(ValueError, match="dict"):
         {**ASK, **STREAMS}[way](guarded, "question")
 
@@ -312,14 +282,13 @@ def test_a_run_with_fallbacks_ends_in_the_error_its_observers_see() -> None:
 
 def test_configured_fields_keep_the_handles() -> None:
     component, store = flaky()
-    field = ConfigurableField(id="word")
-    configured = component.configurable_fields(ask_for=field)
-    assert configured.invoke("question", {"configurable": {"word": "other"}}) in LABELS
-    prepared, _ = configured.prepare({"configurable": {"word": "other"}})
-    assert prepared.ask_for == "other"
+    configured = component.configurable_fields(on_exhausted=ConfigurableField(id="spent"))
+    assert configured.invoke("question", {"configurable": {"spent": "zero_shot"}}) in LABELS
+    prepared, _ = configured.prepare({"configurable": {"spent": "zero_shot"}})
+    assert prepared.on_exhausted == "zero_shot"
     for name in ("private", "budget", "share"):
         assert getattr(prepared, name) is getattr(component, name)
-    for guarded in (configured, configured.with_config(configurable={"word": "other"}), configured.bind()):
+    for guarded in (configured, configured.with_config(configurable={"spent": "zero_shot"}), configured.bind()):
         spent, plain = guarded.with_fallbacks([Plain()]), Plain()
         assert spent.invoke("question") in LABELS
         component.errors.append(exceeded())
@@ -351,21 +320,6 @@ def test_a_map_keeps_our_errors_out_of_fallbacks() -> None:
     assert plain.asked == []
 
 
-@pytest.mark.parametrize("name", ["private", "budget", "share"])
-def test_no_caller_may_choose_who_pays(name: str) -> None:
-    component, _ = flaky()
-    with pytest.raises(ConfigurationError, match=name):
-        component.configurable_fields(**{name: ConfigurableField(id="mine")})
-
-
-def test_bound_arguments_reach_the_answer() -> None:
-    component, store = flaky()
-    assert component.bind(word="other").invoke("question") in LABELS
-    with pytest.raises(TypeError):
-        component.bind(unknown="other").invoke("question")
-    assert charged(store) == 1
-
-
 def test_wrappers_do_what_langchains_do() -> None:
     component, _ = flaky()
     ended: list[Any] = []
@@ -380,24 +334,22 @@ def test_wrappers_do_what_langchains_do() -> None:
     assert component.with_types(output_type=int).OutputType is int
     seen = Observer()
     component.with_config({"tags": ["one"]}, callbacks=[seen]).invoke("question")
-    assert [name for name, _ in seen.heard] == [CHARGED]
+    assert [name for name, _ in seen.heard] == [RELEASE, CHARGED]
 
 
 # -- paying ------------------------------------------------------------------------------------------------------
 
 
-class Pays(TinyVote):
+class Pays(DPVotingRunnable):
     """Pays for tickets and does with them what it is asked."""
 
     act: Any = Field(exclude=True)
 
-    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
+    def _answer_effects(
+        self, value: Any, pay: TicketCharge, config: RunnableConfig, kwargs: Mapping[str, Any]
+    ) -> EffectGenerator[Any]:
         with pay("query", count=3) as reservation:
-            return self.act(reservation)
-
-    async def _aanswer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
-        with pay("query", count=3) as reservation:
-            await asyncio.sleep(0)
+            yield Call(lambda: None, lambda: asyncio.sleep(0))
             return self.act(reservation)
 
 
@@ -455,8 +407,3 @@ def test_a_component_inside_a_component_tells_its_own_news_once() -> None:
         outer.invoke("question", {"callbacks": [observer]})
     assert [data["component"] for data in observer.named(REFUSED)] == ["Flaky"]
     assert [data["component"] for data in observer.named(CHARGED)] == ["Flaky", "Pays", "Pays"]
-
-
-def test_the_base_says_what_a_subclass_has_to_answer() -> None:
-    with pytest.raises(TypeError, match="_answer"):
-        ChargingRunnable(private=None, budget=None, share=None)  # type: ignore[abstract]
