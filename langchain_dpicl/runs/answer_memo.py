@@ -68,24 +68,11 @@ class Tenant:
         return self.name or None
 
 
+@dataclass(slots=True)
 class TenantSlot:
-    """One of a tenant's charged queries, in a block; released only if it is known that nothing was charged."""
+    """One of a tenant's charged queries; `charged` stays True unless it is known that nothing was."""
 
-    __slots__ = ("_give_up", "_take", "_tenant", "charged")
-
-    def __init__(self, tenant: Tenant, take: Callable[[Tenant], None], give_up: Callable[[str], None]) -> None:
-        self._tenant = tenant
-        self._take = take
-        self._give_up = give_up
-        self.charged = True
-
-    def __enter__(self) -> Self:
-        self._take(self._tenant)
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        if not self.charged:
-            self._give_up(self._tenant.name)
+    charged: bool = True
 
 
 _NO_GATE = nullcontext()
@@ -139,14 +126,21 @@ class TenantRegistry:
         other._lock, other._used = self._lock, self._used
         return other
 
-    def seat(self, tenant: Tenant) -> TenantSlot:
-        """Returns the block that takes a seat of the tenant."""
-        return TenantSlot(tenant, self._take, self._give_up)
-
-    def _take(self, tenant: Tenant) -> None:
+    @contextmanager
+    def seat(self, tenant: Tenant) -> Iterator[TenantSlot]:
+        """Takes a seat of the tenant; gives it back only if the block says that nothing was charged."""
         with self._lock:
             self.refuse_beyond_cap(tenant)
             self._used[tenant.name] += 1
+        slot = TenantSlot()
+        try:
+            yield slot
+        finally:
+            if not slot.charged:
+                with self._lock:
+                    self._used[tenant.name] -= 1
+                    if not self._used[tenant.name]:  # keeps the counter from growing with names that charged nothing
+                        del self._used[tenant.name]
 
     def used(self, name: str) -> int:
         """Returns the number of a tenant's queries that were charged or are running."""
@@ -207,12 +201,6 @@ class TenantRegistry:
                 self._turns[place] = (gate, asking)
                 if not asking:
                     del self._turns[place]
-
-    def _give_up(self, name: str) -> None:
-        with self._lock:
-            self._used[name] -= 1
-            if not self._used[name]:  # keeps the counter from growing with names that charged nothing
-                del self._used[name]
 
     def __copy__(self) -> Self:
         return self
