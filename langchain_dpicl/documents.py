@@ -859,8 +859,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             warn_of_noise(plan.generation)
             script = TopicDecodingSpec.of(dataclasses.replace(made, margin=public_margin(plan.generation.release)))
             public = {**public, "generation": {**public["generation"], **script.to_dict()}}
-        terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "plan": public}
-        journal = RunJournal.open(checkpoint, **terms)
+        _, journal = RunJournal.of(checkpoint, name, "documents", budget=spender, private=by_topic, plan=public)
         engines = [] if script is None else [script]
         how: dict[str, Any] = {"per_window": per_window, "parts": plan.one_run().tickets()}
         runs = stream_runs(source, private.blocks, spender, component=name, **how)

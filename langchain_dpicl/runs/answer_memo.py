@@ -286,7 +286,7 @@ class AnswerMemo:
 
     def recall(self, tenant: Tenant, query: Query) -> Any:
         """Returns the outcome that any process stored for the tenant's query, or None."""
-        key = self._key(tenant, query)
+        key = self._key(tenant.name, query)
         with self._lock:
             waiting = self._unsaved.get((tenant.name, query))
         if waiting is not None:
@@ -331,7 +331,7 @@ class AnswerMemo:
     def _written(self, name: str, query: Query, entry: _StoredOutcome) -> str:
         """Writes an unsaved answer; returns the fault, or ""."""
         try:
-            key = _key(self._scope, name, query)
+            key = self._key(name, query)
             self._ask_memo(lambda: self._memo.remember(key, entry.text, instead_of=entry.instead_of))
         except MemoError as error:
             return str(error)
@@ -354,7 +354,7 @@ class AnswerMemo:
 
     def turn(self, tenant: Tenant, recalled: Callable[[], Any], query: Query) -> EffectGenerator[str | None]:
         """Waits until no other process is answering the same (an effect generator)."""
-        key, holder, pause = self._key(tenant, query), secrets.token_hex(8), _FIRST_PAUSE
+        key, holder, pause = self._key(tenant.name, query), secrets.token_hex(8), _FIRST_PAUSE
         while recalled() is None:
             self._make_room()
             if self._ask_memo(lambda: self._memo.claim(key, holder)):
@@ -367,12 +367,12 @@ class AnswerMemo:
     def leave(self, tenant: Tenant, query: Query, holder: str) -> None:
         """Ends a turn; if the memo fails, the turn expires, and the answer is stored in any case."""
         try:
-            self._ask_memo(lambda: self._memo.leave(self._key(tenant, query), holder))
+            self._ask_memo(lambda: self._memo.leave(self._key(tenant.name, query), holder))
         except MemoError as error:
             logger.warning("%s The turn of a query expires by itself.", error)
 
-    def _key(self, tenant: Tenant, query: Query) -> MemoKey:
-        return _key(self._scope, tenant.name, query)
+    def _key(self, name: str, query: Query) -> MemoKey:
+        return MemoKey(self._scope, tenant_of(name), query_of(query))
 
     def _ask_memo(self, action: Callable[[], T]) -> T:
         """Calls the memo; of foreign errors only the class is reported, as their text may contain a password."""
@@ -392,10 +392,6 @@ class AnswerMemo:
 
     def __repr__(self) -> str:
         return f"AnswerMemo({self.description})"
-
-
-def _key(scope: str, name: str, query: Query) -> MemoKey:
-    return MemoKey(scope, tenant_of(name), query_of(query))
 
 
 def open_memo(memo_or_path: Any, *, budget: Budget, memo_size: int, component: str | None) -> ReleaseMemo | None:

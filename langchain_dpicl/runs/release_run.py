@@ -114,11 +114,6 @@ class RunJournal:
         else:
             self._add(self._head)
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str] | None, **terms: Any) -> Self | None:
-        """Returns the journal at a path; None without a path."""
-        return None if path is None else cls(path, **terms)
-
     @staticmethod
     def component_in(path: str | os.PathLike[str] | None) -> str | None:
         """Returns the component whose journal a path holds; None without a path or a file."""
@@ -137,12 +132,15 @@ class RunJournal:
         private: PrivateExamples,
         plan: Mapping[str, Any],
     ) -> tuple[str, Self | None]:
-        """Returns the component's name (the given one, that of the journal or a new one) and `open` of its journal."""
+        """Returns the component's name and its journal, which is None without a path.
+
+        The name is the given one, that of the journal or a new one.
+        """
         found = cls.component_in(path) if component is None else component
         name = budget.fresh_name(prefix) if found is None else found
-        return name, cls.open(
-            path, component=name, ledger_id=budget.ledger_id, dataset_id=private.dataset_id, plan=plan
-        )
+        if path is None:
+            return name, None
+        return name, cls(path, component=name, ledger_id=budget.ledger_id, dataset_id=private.dataset_id, plan=plan)
 
     def append(self, entry: Mapping[str, Any], *, arrays: bytes | None = None) -> None:
         """Writes and syncs one release; after an error the line is kept, and the next `append` or `flush` writes it.

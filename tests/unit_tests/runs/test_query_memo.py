@@ -363,7 +363,7 @@ BAD_SCORES = ("[0, [1.0]]", "[0, [NaN, 1.0]]", '[0, ["x", 1]]', "[0, 1]", "[" * 
 @pytest.mark.parametrize("forged", BAD_VOTES + BAD_SCORES, ids=range(14))
 def test_an_entry_that_is_no_vote_is_told_as_broken(house: House, forged: str) -> None:
     memo, voter = SQLiteMemo(house.memo), house.voter()
-    memo.remember(voter.memo._key(voter.tenants.of({}), ("which?",)), forged)
+    memo.remember(voter.memo._key("", ("which?",)), forged)
     with pytest.raises(MemoError, match="malformed"):
         voter.invoke("which?")
     assert used(voter) == 0
@@ -497,7 +497,7 @@ def test_processes_that_ask_the_same_at_once_pay_once(house: House) -> None:
 def test_a_process_that_takes_longer_than_its_turn_is_waited_for_no_longer(house: House) -> None:
     memo = Spy(house.memo, turn_seconds=0.2)
     voter = house.voter(serving=Serving(memo=memo))
-    assert memo.claim(voter.memo._key(voter.tenants.of({}), ("which?",)), "somebody slow")
+    assert memo.claim(voter.memo._key("", ("which?",)), "somebody slow")
     assert voter.invoke("which?").receipt.source == "release"
     assert [name for name, _ in memo.seen].count("claim") >= 2  # its own were refused until the turn was over
     assert house.voter(serving=Serving(memo=memo)).invoke("which?").receipt.source == "memo"
@@ -538,7 +538,7 @@ async def test_blocking_below_a_running_loop_waits_for_nobody(house: House) -> N
     """It would wait without end for another task of the same loop; it pays instead."""
     voter = house.voter(serving=Serving(memo=SQLiteMemo(house.memo, turn_seconds=LONG)))
     others = SQLiteMemo(house.memo, turn_seconds=LONG)
-    assert others.claim(voter.memo._key(voter.tenants.of({}), ("which?",)), "somebody")
+    assert others.claim(voter.memo._key("", ("which?",)), "somebody")
     assert voter.invoke("which?").receipt.source == "release"  # the turn of the others is not over yet
 
 
@@ -669,7 +669,7 @@ def test_settings_that_are_bound_to_a_model_count_as_its_own(writes: Any) -> Non
 def test_an_entry_that_is_no_answer_in_free_form_is_told_as_broken(writes: Any, house: House, forged: str) -> None:
     component = writes(keywords)
     memo = SQLiteMemo(house.memo)
-    memo.remember(component.memo._key(component.tenants.of({}), ("what now?",)), forged)
+    memo.remember(component.memo._key("", ("what now?",)), forged)
     with pytest.raises(MemoError, match="malformed"):
         component.invoke("what now?")
     assert used(component) == 0

@@ -95,8 +95,7 @@ def lines(
 ) -> Lines:
     private = PrivateExamples([CANARY], public_size=1, dataset_id=LinesPlan.partition)
     plan = LinesPlan()
-    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": plan.partition, "plan": plan.to_dict()}
-    journal = RunJournal.open(checkpoint, component=component, **terms)
+    _, journal = RunJournal.of(checkpoint, component, "lines", budget=budget, private=private, plan=plan.to_dict())
     tickets = (Ticket("line", PureEvent(0.1), max_count=NUM_LINES + 2, refundable=True),)
     share = budget.declare(component, tickets=tickets, public=plan.to_dict())
     items = [Line(number) for number in range(NUM_LINES)]
