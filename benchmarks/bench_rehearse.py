@@ -37,11 +37,12 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import fixed_rows
 from langchain_dpicl.options import FewShotTask
-from langchain_dpicl.pate.plan import plan_labelling, rejection
+from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.planning.expected_utility import chances_of_votes
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits, ReleasePlan
 from langchain_dpicl.rehearsal import Proposal, propose_rows, rehearse
 from langchain_dpicl.rehearsal.choice import FREE_ROWS
+from langchain_dpicl.runs.query_plan import rejection
 from langchain_dpicl.tasks import PublicRecords, VotingTask, reader_of
 
 SETS = ("agnews", "dbpedia", "trec", "amazon", "sst2", "ood_imdb", "rte")

@@ -56,7 +56,7 @@ from langchain_dpicl.release.declare_share import (
 from langchain_dpicl.results import Receipt, VotingResult
 from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_of
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
+from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries, rejection
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, served
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks import (
@@ -421,17 +421,15 @@ def _plan(
 ) -> QueryPlan:
     """Plans the votes; `terms` are epsilon, delta, adjacency and max_queries."""
     size, width = private.public_size_of(None), len(task.labels)
-    # A released vector can be compared with a threshold afterwards; a released index needs a candidate to abstain with.
-    is_candidate = abstain_below is not None and chosen.mechanism != "gaussian"
-    constants = (float(abstain_below or 0.0) * expected_rows(chosen.design, size),) if is_candidate else ()
+    rejects = rejection(abstain_below, chosen.design, public_size=size, mechanism=chosen.mechanism)
     return plan_queries(
         size,
         aggregation=ProbabilitySum() if task.votes == "soft" else VoteSum(),
         mechanism=mechanism_by_name(chosen.mechanism)(noise_multiplier=1.0),
         noise_multiplier=noise_multiplier,
         design=chosen.design,
-        width=width + len(constants),
-        constants=constants,
+        width=width + len(rejects["constants"]),
+        constants=rejects["constants"],
         partition=private.dataset_id,
         **terms,
     )

@@ -807,7 +807,7 @@ def _chosen(settings: Settings, source: RowSource, rows: Rows | None, size: int,
 
 def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
-    from langchain_dpicl.runs.query_plan import compare_queries, expected_rows, plan_queries
+    from langchain_dpicl.runs.query_plan import compare_queries, plan_queries, rejection
 
     source = _source(settings)
     size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
@@ -816,8 +816,7 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     wordings = num_wordings(settings)
     chosen.design.check_wordings(wordings)
     share = _abstention(settings, labels, usual="never")
-    # Released votes are compared with a threshold afterwards; a released index needs a candidate to abstain with.
-    constants = () if share is None or chosen.mechanism == "gaussian" else (share * expected_rows(chosen.design, size),)
+    rejects = rejection(share, chosen.design, public_size=size, mechanism=chosen.mechanism)
     is_soft = settings.answers.votes == "soft"
     votes = ProbabilitySum() if is_soft else VoteSum()
     plan = plan_queries(
@@ -825,10 +824,10 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         aggregation=votes,
         **shared,
         noise_multiplier=_given_noise(settings),
-        width=labels + len(constants),
+        width=labels + len(rejects["constants"]),
         mechanism=chosen.mechanism,
         design=chosen.design,
-        constants=constants,
+        constants=rejects["constants"],
     )
     reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
     expected = plan.expected(source, calibrated=reads, abstain_below=share)
@@ -1017,9 +1016,9 @@ _DRAWN = {
 
 
 def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.pate.plan import default_design, plan_labelling, rejection
+    from langchain_dpicl.pate.plan import default_design, plan_labelling
     from langchain_dpicl.rehearsal.choice import ChosenRows
-    from langchain_dpicl.runs.query_plan import mechanism_for
+    from langchain_dpicl.runs.query_plan import mechanism_for, rejection
 
     guess, source = settings.guess, _source(settings)
     size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)

@@ -53,7 +53,7 @@ from langchain_dpicl.options import (
     option_of,
     refuse_unused,
 )
-from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
+from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess, RowSource
 from langchain_dpicl.planning.share_plan import Cost
@@ -72,7 +72,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.samples import Partition, open_partition, release_once
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.query_plan import mechanism_for
+from langchain_dpicl.runs.query_plan import mechanism_for, rejection
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, carrying, check_paid, new_bar, tick
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of

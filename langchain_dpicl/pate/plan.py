@@ -37,7 +37,6 @@ from langchain_dpicl.privacy.extensions.registry import (
     TEACHERS,
     Teachers,
     label_tickets,
-    mechanism_by_name,
 )
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation, VoteSum
@@ -46,9 +45,9 @@ from langchain_dpicl.runs.query_plan import (
     RowsPlan,
     check_design,
     declared_design,
-    expected_rows,
     expected_votes,
     mechanism_or_usual,
+    rejection,
     shown_terms,
 )
 
@@ -274,25 +273,6 @@ def plan_labelling(
             raise fail("noise_multiplier", "None: confident_gnmax has its own noise", noise_multiplier)
         return with_price(draft)
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
-
-
-def rejection(
-    abstain_below: float | None, design: RowDesign, *, public_size: int, mechanism: Mechanism | str
-) -> dict[str, Any]:
-    """Returns the arguments of `plan_labelling` that reject inputs with too few votes: `constants` and `threshold`.
-
-    A released histogram is compared with the threshold; a released index has one more candidate, to abstain.
-    """
-    if abstain_below is None:
-        return {"constants": (), "threshold": None}
-    check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
-    kind = mechanism_by_name(mechanism) if isinstance(mechanism, str) else type(mechanism)
-    if kind is ConfidentGNMaxMechanism:
-        raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
-    votes = abstain_below * expected_rows(design, public_size)
-    if kind.releases == "vector":
-        return {"constants": (), "threshold": votes}
-    return {"constants": (votes,), "threshold": None}
 
 
 def default_design(teachers: Teachers, public_size: int) -> RowDesign:

@@ -29,7 +29,6 @@ from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, w
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
-    check_choice,
     check_int,
     check_name,
     check_positive_delta,
@@ -38,6 +37,7 @@ from langchain_dpicl.privacy._validate import (
     round_up_at,
 )
 from langchain_dpicl.privacy.accounting.epsilon import MAX_COUNT
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name, shown_release
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, ProbabilitySum, VoteSum
@@ -390,8 +390,6 @@ def compare_queries(
     """
     check_int("labels", labels, low=2)
     check_int("public_size", public_size, low=1)
-    if abstain_below is not None:
-        check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
     if not mechanisms:
         raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
     rests, reads = source or RowGuess(), readings or {False: 1}
@@ -406,23 +404,23 @@ def compare_queries(
         affordable = [calibrated for calibrated, most in fitting.items() if rows <= most]
         if not affordable:
             return None
-        is_vector = mechanism_by_name(check_choice("mechanism", mechanism, MECHANISMS)).releases == "vector"
-        constants = () if abstain_below is None or is_vector else (abstain_below * rows,)
-        threshold = None if abstain_below is None or not is_vector else abstain_below * rows
+        rejects = rejection(abstain_below, design, public_size=public_size, mechanism=mechanism)
         plan = plan_queries(
             public_size,
             epsilon=epsilon,
             delta=delta,
             max_queries=max_queries,
-            width=labels + len(constants),
+            width=labels + len(rejects["constants"]),
             adjacency=adjacency,
             aggregation=aggregation,
             mechanism=mechanism,
             design=design,
-            constants=constants,
+            constants=rejects["constants"],
             is_rough=True,
         )
-        options = [_option(plan, rests, calibrated, reads[calibrated], threshold) for calibrated in affordable]
+        options = [
+            _option(plan, rests, calibrated, reads[calibrated], rejects["threshold"]) for calibrated in affordable
+        ]
         return min(options, key=lambda one: one.rank)
 
     first, *others = dict.fromkeys(mechanisms)
@@ -437,6 +435,25 @@ def compare_queries(
     if not found:
         raise fail("max_calls", "at least the rows of the smallest design", max_calls)
     return found
+
+
+def rejection(
+    abstain_below: float | None, design: RowDesign, *, public_size: int, mechanism: Mechanism | str
+) -> dict[str, Any]:
+    """Returns what rejects answers with too few votes: a plan's `constants`, and the `threshold` of a released vector.
+
+    A released vector is compared with the threshold; a released index has one more candidate, to abstain.
+    """
+    if abstain_below is None:
+        return {"constants": (), "threshold": None}
+    check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
+    kind = mechanism_by_name(mechanism) if isinstance(mechanism, str) else type(mechanism)
+    if kind is ConfidentGNMaxMechanism:
+        raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
+    votes = abstain_below * expected_rows(design, public_size)
+    if kind.releases == "vector":
+        return {"constants": (), "threshold": votes}
+    return {"constants": (votes,), "threshold": None}
 
 
 def _option(plan: QueryPlan, source: RowSource, calibrated: bool, calls: int, threshold: float | None) -> QueryOption:

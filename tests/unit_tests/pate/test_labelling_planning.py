@@ -12,7 +12,7 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import plan_generation
-from langchain_dpicl.pate.plan import LabellingPlan, compare_teachers, plan_labelling, propose_labelling, rejection
+from langchain_dpicl.pate.plan import LabellingPlan, compare_teachers, plan_labelling, propose_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess
 from langchain_dpicl.privacy import accounting
@@ -30,7 +30,7 @@ from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
 from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, TEACHERS
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
-from langchain_dpicl.runs.query_plan import plan_queries
+from langchain_dpicl.runs.query_plan import plan_queries, rejection
 
 SST2, AGNEWS = 6920, 46377
 DRAWS = 40_000
