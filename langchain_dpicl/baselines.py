@@ -36,7 +36,7 @@ from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_model
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, run_sync
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, TopTokenRequest, run_sync
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.generation.decoding_loop import (
@@ -786,8 +786,9 @@ def _write_publicly(script: DecodingSpec, draft: PartialText) -> EffectGenerator
     top_k = script.public_top_k or len(script.backend.vocabulary())
     tokens: list[Token] = []
     while len(tokens) < script.segments[0].max_tokens and not script.ended(tokens):
-        pairs = yield from script.public_distribution(prompt, tokens, top_k=top_k)
-        tokens.append(pairs[0][script.decoder.choose(pairs[1])])
+        pairs = yield TopTokenRequest(script.backend, prompt, tuple(tokens), top_k)
+        place = script.decoder.choose(np.array([chance for _, chance in pairs]))
+        tokens.append(pairs[place][0])
     draft.values[script.wording.text_key] = script.text(tokens)
     draft.done = True
 

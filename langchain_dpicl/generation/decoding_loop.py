@@ -36,7 +36,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.token_block import ReleaseBlock
-from langchain_dpicl.tasks import GenerationTemplate, check_rules, check_texts, generation_wording, has_ended
+from langchain_dpicl.tasks import GenerationTemplate, check_rules, distinct_texts, generation_wording, has_ended
 
 if TYPE_CHECKING:
     from langchain_dpicl.released.counts import ReleasedWords
@@ -474,13 +474,6 @@ class DecodingSpec:
             return np.array([key == eos for key in domain.tokens], dtype=bool)
         return np.asarray(domain.columns == self.eos_column)
 
-    def public_distribution(
-        self, prompt: str, prefix: Sequence[Token], *, top_k: int
-    ) -> EffectGenerator[tuple[tuple[Token, ...], NDArray[np.float64]]]:
-        """Returns the public model's likeliest tokens and their probabilities, float64[k] (an effect generator)."""
-        pairs = yield TopTokenRequest(self.backend, prompt, tuple(prefix), top_k)
-        return tuple(key for key, _ in pairs), np.array([chance for _, chance in pairs])
-
     def ended(self, tokens: Sequence[Token]) -> bool:
         """Whether released tokens end the segment: EOS, or a stop string in their text."""
         return has_ended(self.backend, tokens, self.stop)
@@ -752,8 +745,8 @@ def _label_key(private: PrivateExamples, label: OpenLabel | None) -> str | None:
         return private.label_key
     if private.label_key is not None or label.key not in private.fields:
         raise fail("OpenLabel.key", "a declared field of examples without declared labels", label.key)
-    if label.values is not None and len(set(check_texts("OpenLabel.values", label.values))) != len(label.values):
-        raise fail("OpenLabel.values", "distinct texts of a public list", type(label.values).__name__)
+    if label.values is not None:
+        distinct_texts("OpenLabel.values", label.values, least=1)
     return label.key
 
 

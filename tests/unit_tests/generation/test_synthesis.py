@@ -348,6 +348,12 @@ class TestOpenLabels:
         )
         assert {example["topic"] for example in made.run().examples} <= {"alpha", "beta"}
 
+    @pytest.mark.parametrize("values", [(), ("alpha", "alpha"), ("alpha", "")])
+    def test_a_public_list_holds_each_label_once(self, values: Any) -> None:
+        task = GenerationTask(record_prompt="{topic}: {text}", open_label=OpenLabel("topic", values=values))
+        with pytest.raises(ConfigurationError, match=r"OpenLabel\.values: .* distinct non-empty texts"):
+            synthesizer(self.films(), task=task, epsilon=9e3)
+
     def test_a_generated_label_is_released_token_by_token_and_charged(self) -> None:
         # The label is the first word after "topic", which the records agree on.
         made = synthesizer(
