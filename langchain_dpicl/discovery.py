@@ -119,8 +119,7 @@ class DiscoveryPlan(_ModelFreePlan):
     @property
     def deviation(self) -> float:
         """Standard deviation of a count, in units."""
-        rate = float(1 / self.release.scale)
-        return math.sqrt(2.0 * math.exp(-rate)) / -math.expm1(-rate)
+        return self.release.deviation
 
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the one ticket of the share."""

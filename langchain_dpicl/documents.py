@@ -181,7 +181,7 @@ class DocumentsPlan(SharePlan):
     @property
     def deviation(self) -> float:
         """Standard deviation of the noise on the count of one keyword, in units; of words, on a sum of weights."""
-        return _deviation(self.topics) if isinstance(self.topics, CountPlan) else self.topics.scale
+        return self.topics.deviation if isinstance(self.topics, CountPlan) else self.topics.scale
 
     @property
     def releases_words(self) -> bool:
@@ -331,14 +331,6 @@ def keyword_margin(release: CountPlan, confidence: float) -> int:
     share = check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
     # A count is rounded to the nearest whole number, upwards from a half.
     return max(0, math.ceil(float(release.scale) * float(ndtri(share)) - 0.5))
-
-
-def _deviation(release: CountPlan) -> float:
-    scale = float(release.scale)
-    if isinstance(release.mechanism, GaussianCountMechanism):
-        return scale
-    rate = 1.0 / scale
-    return math.sqrt(2.0 * math.exp(-rate)) / -math.expm1(-rate)
 
 
 def plan_documents(
@@ -589,7 +581,7 @@ def _histogram(
         plans.append(CountPlan(rule, DiscreteLaplaceMechanism(laplace), adjacency))
     if noise != "discrete_laplace":
         plans.append(CountPlan(rule, GaussianCountMechanism(scale(GaussianEvent)), adjacency))
-    return min(plans, key=_deviation)
+    return min(plans, key=lambda plan: plan.deviation)
 
 
 def _price_plan(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> DocumentsPlan:

@@ -607,6 +607,15 @@ class CountPlan:
         return self.mechanism.scale(self.l1_sensitivity)
 
     @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise, in counts."""
+        scale = float(self.scale)
+        if isinstance(self.mechanism, GaussianCountMechanism):
+            return scale
+        rate = 1.0 / scale
+        return math.sqrt(2.0 * math.exp(-rate)) / -math.expm1(-rate)
+
+    @property
     def event(self) -> Event:
         """What one release costs."""
         if isinstance(self.mechanism, GaussianCountMechanism):

@@ -181,7 +181,7 @@ class TestTheNoise:
         with pytest.raises(ConfigurationError, match="declared"):
             CountPlan(UnitValues("field"), GaussianCountMechanism(1.0), "add_remove")
         values = CountPlan(UnitValues("field", 2, ("a", "b")), GaussianCountMechanism(1.0), "replace_one")
-        assert float(values.scale) == 2.0
+        assert float(values.scale) == values.deviation == 2.0
         with pytest.raises(ConfigurationError, match="noise_multiplier"):
             GaussianCountMechanism(0.0)
         with pytest.raises(ConfigurationError, match="UnitKeywords"):
