@@ -392,6 +392,19 @@ class RemoteExecution:
     work: Job
     is_ours: bool = False
 
+    @classmethod
+    def of(cls, executor: ExecutorLike, budget: Budget, work: Callable[[Executor], Job]) -> Self | LocalExecutor | None:
+        """Returns the workers and what they get, before anything is declared; a LocalExecutor and None as they are.
+
+        Raises:
+          LedgerError: not every worker can reach the ledger.
+        """
+        workers = as_executor(executor)
+        if workers is None or isinstance(workers, LocalExecutor):
+            return workers
+        _check_shared("ledger", budget._store, SQLiteStore, is_one_host=workers.is_one_host)  # noqa: SLF001
+        return cls(workers, work(workers), is_ours=executor == "ray")
+
     def rest(self) -> None:
         """Ends the workers behind a run, where they are nobody else's."""
         if self.is_ours:
@@ -532,11 +545,6 @@ class JobLease:
     def busy(self, *, tickets: int = 0) -> JobResult:
         """Returns the answer of a worker that has no lease, with the seconds that a lease lasts."""
         return JobResult("busy", self._seconds, tickets=tickets)
-
-
-def check_reached(budget: Budget, *, is_one_host: bool) -> None:
-    """Refuses a ledger that not every worker can reach, before anything is declared."""
-    _check_shared("ledger", budget._store, SQLiteStore, is_one_host=is_one_host)  # noqa: SLF001
 
 
 def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: bool) -> None:

@@ -26,17 +26,15 @@ from langchain_dpicl.backends.sync_async import (
     check_silent,
     run_sync,
 )
-from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.distributed import (
+    Executor,
     ExecutorLike,
     JobLease,
     JobResult,
     RemoteExecution,
     TurnLostError,
     Workplace,
-    as_executor,
-    check_reached,
 )
 from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.decoding_loop import (
@@ -852,8 +850,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         how: dict[str, Any] = {"per_window": per_window, "parts": one_run.tickets()}
         runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
         name, journal = RunJournal.of(checkpoint, component, "few-shot", budget=spender, private=private, plan=public)
+        job = partial(_job, script=script, plan=plan, ledger_id=spender.ledger_id, component=name, epsilon=epsilon)
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
-        elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
+        elsewhere = RemoteExecution.of(executor, spender, job)
         paid: dict[str, Any] = {"component": name, "epsilon": epsilon, "runs": runs}
         share = declare_share(private, spender, plan, public=public, engines=[script], **paid)
         where: dict[str, Any] = {"budget": spender, "journal": journal, "executor": elsewhere}
@@ -949,19 +948,11 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         return ReleasedDemonstrations(tuple(self.demonstrations), report, shown)
 
 
-def _elsewhere(
-    executor: ExecutorLike, budget: Budget, script: DecodingSpec, plan: GenerationPlan, **paid: Any
-) -> RemoteExecution | LocalExecutor | None:
-    """Returns the remote execution, a local executor as it is, or None."""
-    workers = as_executor(executor)
-    if workers is None or isinstance(workers, LocalExecutor):
-        return workers
+def _job(workers: Executor, *, script: DecodingSpec, plan: GenerationPlan, **paid: Any) -> GenerationJob:
     if plan.words is not None:
         advice = "All texts of a label have the words that one process released. Or give a ReleasedWords."
         raise fail("executor", "None or a LocalExecutor with released_words=True", type(workers).__name__, advice)
-    check_reached(budget, is_one_host=workers.is_one_host)
-    work = GenerationJob.of(script, plan, ledger_id=budget.ledger_id, **paid)
-    return RemoteExecution(workers, work, is_ours=executor == "ray")
+    return GenerationJob.of(script, plan, **paid)
 
 
 def commit_unless_done(ticket: Reservation | None) -> None:

@@ -33,8 +33,6 @@ from langchain_dpicl.distributed import (
     RemoteExecution,
     TurnLostError,
     Workplace,
-    as_executor,
-    check_reached,
 )
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
 from langchain_dpicl.options import (
@@ -550,7 +548,10 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         public |= {"other_label": reading.other_label} if other else {}
         name, journal = RunJournal.of(checkpoint, component, "pate", budget=spender, private=private, plan=public)
         declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
-        elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=words, inputs=inputs, **declared)
+        reads = (scorer.calibrates, scorer.counts_other)
+        order: dict[str, Any] = {"plan": plan, "task": words, "inputs": inputs, "reads": reads, **declared}
+        # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
+        elsewhere = RemoteExecution.of(executor, spender, lambda _: LabellingJob(spender.ledger_id, **order))
         share = declare_share(private, spender, plan, engines=[scorer], **declared)
         return cls(
             private,
@@ -934,16 +935,3 @@ def _query_count(max_queries: int | None, entries: Sequence[PoolEntry]) -> int:
     if not entries:
         raise fail("public_inputs", "at least one input, or max_queries= for later inputs", [])
     return len(entries)
-
-
-def _elsewhere(
-    executor: ExecutorLike, budget: Budget, rows: LabelRows, **order: Any
-) -> RemoteExecution | LocalExecutor | None:
-    """Returns the workers with their job; otherwise inputs are labelled in this process."""
-    workers = as_executor(executor)
-    if workers is None or isinstance(workers, LocalExecutor):
-        return workers
-    check_reached(budget, is_one_host=workers.is_one_host)
-    reads = (rows.calibrates, rows.counts_other)
-    work = LabellingJob(ledger_id=budget.ledger_id, reads=reads, **order)
-    return RemoteExecution(workers, work, is_ours=executor == "ray")
