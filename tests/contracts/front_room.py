@@ -443,11 +443,13 @@ class ChargingRunnableContract(FrontRoomContract):
         assert len(answers) == door.answers(len(self.questions))
         assert room.charged == room.reserved == room.releases == len(answers)
 
-    def test_a_run_with_another_budget_is_refused_and_told(self, room: Room) -> None:
-        component, observer = self.make(room), Observer()
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_run_with_another_budget_is_refused_and_told(self, room: Room, is_async: bool) -> None:
+        component, observer, question = self.make(room), Observer(), self.questions[0]
         other = PrivacyBudgetCallbackHandler(epsilon=1.0, delta=1e-6)
+        config: RunnableConfig = {"callbacks": [other, observer]}
         with pytest.raises(PrivacyBudgetMismatchError):
-            component.invoke(self.questions[0], {"callbacks": [other, observer]})
+            asyncio.run(component.ainvoke(question, config)) if is_async else component.invoke(question, config)
         assert [data["error"] for data in observer.named(REFUSED)] == ["PrivacyBudgetMismatchError"]
         assert observer.named(REFUSED)[0]["budget"]["name"] == "house"
         assert room.reserved == 0
