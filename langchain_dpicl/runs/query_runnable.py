@@ -596,34 +596,38 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         return await self._acall_with_config(_AsyncStep(self._arun), input, config, **kwargs)
 
     @override
-    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[str]:
-        self._check_batch(inputs, config, options)
+    def batch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[str]:
+        self._check_batch(inputs, config, return_exceptions=return_exceptions)
         with self._bar(len(inputs)):
-            return super().batch(inputs, config, **options)
+            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     @override
-    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[str]:
-        self._check_batch(inputs, config, options)
+    async def abatch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[str]:
+        self._check_batch(inputs, config, return_exceptions=return_exceptions)
         with self._bar(len(inputs)):
-            return await super().abatch(inputs, config, **options)
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     @override
     def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
-        self._check_batch(inputs, config, options)
+        self._check_batch(inputs, config, return_exceptions=bool(options.get("return_exceptions")))
         return super().batch_as_completed(inputs, config, **options)
 
     @override
     def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
-        self._check_batch(inputs, config, options)
+        self._check_batch(inputs, config, return_exceptions=bool(options.get("return_exceptions")))
         return super().abatch_as_completed(inputs, config, **options)
 
-    def _check_batch(self, inputs: Sequence[Any], config: Any, options: Mapping[str, Any]) -> None:
+    def _check_batch(self, inputs: Sequence[Any], config: Any, *, return_exceptions: bool) -> None:
         """Checks all inputs before the first is charged: where one raises, the answers of the others are lost."""
         check_configs(config)
         if isinstance(inputs, str) or not isinstance(inputs, Sequence):
             advice = "Write [...] around one, or list(...) around a column."
             raise fail("inputs", "a list of queries", type(inputs), advice)
-        if not options.get("return_exceptions"):
+        if not return_exceptions:
             for value in inputs:
                 self._query_of(value)
 
