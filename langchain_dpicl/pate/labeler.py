@@ -351,6 +351,7 @@ class LabellingJob:
             epsilon=self.epsilon,
             public=self.public,
             engines=[rows],
+            terms=_terms_of(self.public),
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "label", "component": where, "dataset_id": private.dataset_id, **self.public})
@@ -552,7 +553,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         order: dict[str, Any] = {"plan": plan, "task": words, "inputs": inputs, "reads": reads, **declared}
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
         elsewhere = RemoteExecution.of(executor, spender, lambda _: LabellingJob(spender.ledger_id, **order))
-        share = declare_share(private, spender, plan, engines=[scorer], **declared)
+        share = declare_share(private, spender, plan, engines=[scorer], terms=_terms_of(public), **declared)
         return cls(
             private,
             share,
@@ -926,6 +927,11 @@ def _planned(
         **rejects,
         **terms,
     )
+
+
+def _terms_of(public: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what every run of the share must show: the whole plan of its pool, with what others may leave out."""
+    return {"other_label": None, "rehearsal": None, **public}
 
 
 def _query_count(max_queries: int | None, entries: Sequence[PoolEntry]) -> int:

@@ -34,15 +34,17 @@ def declare_share(
     public: Mapping[str, Any],
     engines: Sequence[object] = (),
     runs: StreamRuns | None = None,
+    terms: Mapping[str, Any] | None = None,
 ) -> Share:
     """Binds the examples to the budget's ledger and sets the plan's share aside.
 
     Formal guarantees:
       - Every check runs before the examples are bound; declaring charges nothing.
 
-    `epsilon` is the share (None: the plan's cost), `public` what reports show, and `engines` are the models and
-    embeddings that get private text, whose hosts reports name. Of a stream `runs` says what one run is: `plan` is of
-    all runs that can touch one window, and what is returned grants the parts, or the queries, of one.
+    `epsilon` is the share (None: the plan's cost), `public` what reports show, `terms` what of it a later run of the
+    share must show too (None: the plan alone), and `engines` are the models and embeddings that get private text, whose
+    hosts reports name. Of a stream `runs` says what one run is: `plan` is of all runs that can touch one window, and
+    what is returned grants the parts, or the queries, of one.
     """
     check_name("component", component)
     private.check_delta(budget.delta)
@@ -66,7 +68,7 @@ def declare_share(
         delta=plan.delta,
         implementation_delta=plan.implementation_delta,
         public={**public, **({"seen_by": hosts} if hosts else {})},
-        plan=plan.to_dict(),
+        plan=plan.to_dict() if terms is None else terms,
         extent=None if runs is None else runs.extent,
     )
     _warn_of_hosts(declared, hosts)

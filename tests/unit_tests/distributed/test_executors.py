@@ -149,7 +149,7 @@ class TestAnExecutorUsedAgain:
 
     def test_takes_the_wording_of_labels(self, house: House) -> None:
         crew = house.crew(num_workers=1)
-        house.labeler(crew, ["one"], max_queries=2, task=FewShotTask(prefix="First.")).run(progress=False)
+        self.begun(house.labeler(crew, ["one"], max_queries=2, task=FewShotTask(prefix="First.")), crew)
         house.labeler(crew, ["two"], max_queries=2, task=FewShotTask(prefix="Second.")).run(progress=False)
         told = [one.__self__._public["prefix"] for one in crew._hands[0].handle._works.values()]
         assert told == ["First.", "Second."]

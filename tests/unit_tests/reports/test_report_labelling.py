@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
 from langchain_dpicl.options import ConfidentGNMax, Noise
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -23,10 +23,11 @@ from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.registry import shown_release
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum
 from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.rehearsal.choice import ChosenRows
 from langchain_dpicl.release.declare_share import declare_share
 from langchain_dpicl.released.labelled_pool import LabelledPool
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
-from tests.labelling_doubles import NOISES, TEACHERS, examples, house, labeler
+from tests.labelling_doubles import CARD, NOISES, TEACHERS, WIRE, Spy, counts, examples, house, labeler
 from tests.sealed_files import assert_found, with_digest
 
 Public = dict[str, Any]
@@ -108,6 +109,32 @@ def test_what_is_labelled_under_a_plan_that_is_priced_anew_verifies(monkeypatch:
         pool = labeler(budget=budget, **given).result
     assert pool.plan["epsilon"] == public_of(pool.report)["epsilon"] > 0
     assert verify_report(pool).problems == ()
+
+
+@pytest.mark.parametrize("change", [{"suffix": "Q: {input}\nqueue:"}, {"llm": Spy(name="another")}], ids=list)
+def test_another_wording_or_model_of_a_labelling_is_refused_before_a_ticket(change: Public) -> None:
+    budget, private = house("add_remove"), examples()
+    given: Public = {"budget": budget, "component": "labels", "max_queries": 3}
+    other = {**given, "budget": Budget.open(budget._store), "public_inputs": [WIRE], **change}
+    built = labeler(private, **other)
+    labeler(private, **given).label(CARD)
+    before = counts(budget)
+    for ask in (lambda: labeler(private, **other), built.run):
+        with pytest.raises(SealedShareError, match="found others in"):
+            ask()
+    assert counts(budget) == before
+    assert verify_report(labeler(private, **given).run(progress=False)).problems == ()
+
+
+def test_a_labelling_without_the_rehearsal_that_the_first_run_showed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget, private = house("add_remove"), examples()
+    with monkeypatch.context() as patch:
+        patch.setattr(ChosenRows, "reported", {"rehearsal": {"questions": 100}})
+        labeler(private, budget=budget, component="labels").label(CARD)
+    with pytest.raises(SealedShareError, match=r"found others in \['rehearsal'\]"):
+        labeler(private, budget=budget, component="labels")
 
 
 def declared(plan: LabellingPlan, *, joint: bool = False, **shown: Any) -> Budget:
