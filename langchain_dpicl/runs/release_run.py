@@ -84,7 +84,8 @@ class RunJournal:
       component: name of the share that pays.
       ledger_id: the ledger.
       dataset_id: the private data set.
-      plan: the public parameters of the run, as JSON values; the file holds their digest.
+      plan: the public parameters of the run, as JSON values; the file holds a digest of all but their prices, which
+        follow from the tickets and which another version of the accountant may bound otherwise.
 
     Attributes:
       entries: what the file holds, and what was appended since.
@@ -98,7 +99,7 @@ class RunJournal:
         self, path: str | os.PathLike[str], *, component: str, ledger_id: str, dataset_id: str, plan: Mapping[str, Any]
     ) -> None:
         self._path = check_target("checkpoint", path).absolute()
-        digest = _digest("", plain_json("plan", plan))
+        digest = _digest("", plain_json("plan", _without_price(plan)))
         terms = dict(zip(_TERMS, (component, ledger_id, dataset_id, digest), strict=True))
         self._head = {"format": FORMAT, "version": VERSION, **terms}
         lines, self._size, torn = _read(self._path)
@@ -230,6 +231,11 @@ class RunJournal:
         if other := [name for name in _TERMS if found.get(name) != self._head[name]]:
             advice = "Continue with the same ledger, data set, component and options; or take another file."
             raise fail("checkpoint", "one of this run", f"another run's: differences in {other}", advice)
+
+
+def _without_price(plan: Mapping[str, Any]) -> dict[str, Any]:
+    priced = {name: value for name, value in plan.items() if name != "epsilon"}
+    return {name: _without_price(value) if isinstance(value, Mapping) else value for name, value in priced.items()}
 
 
 def check_paid(released: int, *, used: int, what: str) -> None:
