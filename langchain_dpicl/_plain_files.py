@@ -102,8 +102,10 @@ def check_target(name: str, path: Any) -> Path:
     target = Path(path)
     try:
         folder = Path(os.path.realpath(target)).parent  # of what a link leads to
-        can_be_written = folder.is_dir() and os.access(folder, os.W_OK) and not target.is_dir()
-    except ValueError:  # a zero character, or a lone surrogate
+        can_be_written = folder.is_dir() and os.access(folder, os.W_OK)
+        with contextlib.suppress(FileNotFoundError):
+            can_be_written &= not stat.S_ISDIR(target.stat().st_mode)
+    except (OSError, ValueError):  # a name too long, links in a circle; a zero character, or a lone surrogate
         can_be_written = False
     if not can_be_written:
         raise ConfigurationError(

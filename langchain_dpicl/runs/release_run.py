@@ -202,8 +202,9 @@ class RunJournal:
         Raises:
           ConfigurationError: they are not those that were written with it, or there is no file of them.
         """
-        path = self._beside(len(self.entries) - 1)
-        data = read_plain(path, MAX_ARRAYS) if path.exists() else b""
+        data = b""
+        with suppress(FileNotFoundError):
+            data = read_plain(self._beside(len(self.entries) - 1), MAX_ARRAYS)
         if hashlib.sha256(data).hexdigest() != self.entries[-1].get("arrays"):
             raise fail("checkpoint", "the arrays of its last release beside it", "others", "Keep the files together.")
         return data
@@ -247,9 +248,10 @@ def check_paid(released: int, *, used: int, what: str) -> None:
 
 def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], int, bytes]:
     """Returns the entries of a file with their digests, the size of its whole lines, and its unfinished last line."""
-    if not path.exists():
-        return [], 0, b""
-    whole, _, torn = read_plain(path, MAX_TEXT).rpartition(b"\n")
+    content = b""
+    with suppress(FileNotFoundError):
+        content = read_plain(path, MAX_TEXT)
+    whole, _, torn = content.rpartition(b"\n")
     lines: list[tuple[dict[str, Any], str]] = []
     digest = ""
     for number, raw in enumerate(whole.split(b"\n") if whole else (), start=1):

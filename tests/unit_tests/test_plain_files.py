@@ -262,7 +262,8 @@ def test_nothing_takes_the_place_of_a_device_or_of_a_link_to_one(
 def test_the_target_of_a_checkpoint_is_a_file_in_a_folder_that_exists(tmp_path: Path) -> None:
     assert check_target("checkpoint", tmp_path / "file") == tmp_path / "file"
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
-    for wrong in (7, tmp_path, tmp_path / "nowhere" / "file", tmp_path / "link"):
+    (tmp_path / "loop").symlink_to("loop")
+    for wrong in (7, tmp_path, *(tmp_path / name for name in ("nowhere/file", "link", "loop", "x" * 300))):
         with pytest.raises(ConfigurationError, match=r"^checkpoint: expected"):
             check_target("checkpoint", wrong)
 

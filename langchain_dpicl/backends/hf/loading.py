@@ -115,13 +115,12 @@ def check_installed() -> None:
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
-    folder = Path(path)
-    if not folder.exists():
+    if not os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long, such as a prompt in its place
         raise ConfigurationError(
             f"expected a model object or the path of a local model, found {os.fspath(path)!r}, which does not exist; "
             "names of a hub are not looked up: download the model first and pass its folder"
         )
-    return folder
+    return Path(path)
 
 
 def _from_folder(folder: Path, dtype: str | None, auto: str) -> Any:

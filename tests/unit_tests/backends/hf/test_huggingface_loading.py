@@ -42,7 +42,7 @@ class TestFolders:
         assert loaded.name == "tiny-llama"
         assert str(folder.parent) not in f"{loaded!r} {loaded.name}"
 
-    @pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.2-1B", "/no/such/folder"])
+    @pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.2-1B", "/no/such/folder", "long" * 80])
     def test_a_name_that_is_no_folder_is_never_looked_up(self, name, monkeypatch):
         monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("asked"))
         monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *a, **k: pytest.fail("asked"))
