@@ -328,12 +328,14 @@ class PublicVotingRunnable(PublicRunnable[QueryInput, str]):
           ConfigurationError: the query lacks a variable of the wording, or is no text.
           ModelCallError: a call failed.
         """
-        [result] = self._batch_with_config(self._answered, [query], config, is_whole=True)
+        [result] = self._batch_with_config(self._answered, self._checked([query], config, {}), config, is_whole=True)
         return cast("PublicVotingResult", result)
 
     async def avote(self, query: QueryInput, config: RunnableConfig | None = None) -> PublicVotingResult:
         """Async version of `vote`."""
-        [result] = await self._abatch_with_config(self._aanswered, [query], config, is_whole=True)
+        [result] = await self._abatch_with_config(
+            self._aanswered, self._checked([query], config, {}), config, is_whole=True
+        )
         return cast("PublicVotingResult", result)
 
     def __repr__(self) -> str:

@@ -688,8 +688,7 @@ class PublicRunnable(Runnable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[Output]:
-        self._check_arguments(kwargs)
-        listed, kept = list(_listed(inputs)), return_exceptions
+        listed, kept = self._checked(inputs, config, kwargs), return_exceptions
         return self._batch_with_config(self._answered, listed, config, return_exceptions=kept, keep_errors=kept)
 
     @override
@@ -701,9 +700,16 @@ class PublicRunnable(Runnable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[Output]:
-        self._check_arguments(kwargs)
-        listed, kept = list(_listed(inputs)), return_exceptions
+        listed, kept = self._checked(inputs, config, kwargs), return_exceptions
         return await self._abatch_with_config(self._aanswered, listed, config, return_exceptions=kept, keep_errors=kept)
+
+    def _checked(self, inputs: Sequence[Input], config: Any, arguments: Mapping[str, Any]) -> list[Input]:
+        """Returns the inputs of a call; refuses an invalid config and what else it cannot take."""
+        from langchain_dpicl.budget.handler import check_configs  # here: the models above are imported without a budget
+
+        check_configs(config)
+        self._check_arguments(arguments)
+        return list(_listed(inputs))
 
     # LangChain passes a config only beside a run manager.
     def _answered(

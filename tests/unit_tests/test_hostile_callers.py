@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 
-from langchain_dpicl import Budget, KeywordAnswers, Noise, PrivacyBudgetCallbackHandler, PrivateExamples, Serving
+from langchain_dpicl import (
+    Budget,
+    KeywordAnswers,
+    LabelClassifier,
+    Noise,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Serving,
+)
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, MemoError
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.retrieval import DPRetrievalFreeFormRunnable
@@ -139,6 +147,21 @@ def test_a_config_that_is_none_is_refused_by_us_whatever_asks(config: Any) -> No
     with pytest.raises(ConfigurationError):
         voting(budget=config)
     assert made.share.remaining("query") == 5
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+def test_a_public_classifier_refuses_it_as_well_before_the_model_is_asked(config: Any) -> None:
+    spy = Spy()
+    made = LabelClassifier(spy, labels=("card", "transfer"))
+    for ask in (
+        lambda: made.invoke("q", config),
+        lambda: asyncio.run(made.ainvoke("q", config)),
+        lambda: made.batch(["q", "r"], [{}, config]),
+        lambda: asyncio.run(made.abatch(["q"], config)),
+    ):
+        with pytest.raises(ConfigurationError, match=r"^config(\['\w+'\])?: expected"):
+            ask()
+    assert spy.public == []
 
 
 @pytest.mark.parametrize("second", [1e18, -1e18, math.nan, math.inf, 253402300800.0])

@@ -295,13 +295,15 @@ async def test_a_batch_that_keeps_errors_loses_only_the_queries_that_failed() ->
     assert isinstance(alone, ModelCallError)
 
 
-@pytest.mark.parametrize("limit", [0, -1, True, 2.5, "8"])
-async def test_a_limit_of_calls_that_is_none_makes_no_call(limit: Any) -> None:
+@pytest.mark.parametrize(
+    "given", [*({"max_concurrency": limit} for limit in (0, -1, True, 2.5, "8")), {"tags": "x"}, {"run_name": 5}, "x"]
+)
+async def test_a_config_that_is_none_makes_no_call(given: Any) -> None:
     asked = engine()
-    made, given = voter(llm=asked), {"max_concurrency": limit}
+    made = voter(llm=asked)
     before = dict(asked.calls)
     for ask in (made.invoke, made.vote, made.ainvoke, made.avote):
-        with pytest.raises(ConfigurationError, match="max_concurrency: expected an integer >= 1"):
+        with pytest.raises(ConfigurationError, match=r"^config.*: expected"):
             found = ask("one", given)
             await found if inspect.isawaitable(found) else None
     assert asked.calls == before

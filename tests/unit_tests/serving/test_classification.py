@@ -783,9 +783,9 @@ async def test_a_limit_of_calls_that_is_none_is_refused_before_any_call(limit):
     one, given = classifier(TextVoteBackend(model)), {"max_concurrency": limit}
     asked = len(model.seen)
     for ask in (one.invoke, RunnableLambda(lambda text: one.batch([text, "b"])).invoke):
-        with pytest.raises(ConfigurationError, match="max_concurrency: expected an integer >= 1"):
+        with pytest.raises(ConfigurationError, match=r"max_concurrency.*: expected an integer >= 1"):
             ask("a", given)
-    with pytest.raises(ConfigurationError, match="max_concurrency: expected an integer >= 1"):
+    with pytest.raises(ConfigurationError, match=r"max_concurrency.*: expected an integer >= 1"):
         await one.abatch(["a", "b"], given)
     assert len(model.seen) == asked
 
