@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import threading
@@ -34,7 +33,7 @@ from langchain_dpicl._opaque import SaysHowToBuild
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
+from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, run_async, run_in_thread, run_sync
 from langchain_dpicl.budget.handler import BudgetLike, await_refusals, describe_tickets_left
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import (
@@ -918,8 +917,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         """Searches the best prompt and stores it (an effect generator)."""
         pool = self._labels
         task, inputs = _task_of(pool)
-        probe = partial(_scorer_of, self._model(student.llm), student, task)
-        task, scorer = yield Call(probe, partial(asyncio.to_thread, probe))
+        task, scorer = yield Blocking(partial(_scorer_of, self._model(student.llm), student, task))
         with new_bar(student.num_candidates, "prompt", "student prompts", progress=progress) as bar:
             choice = yield from choose_student(
                 pool.entries,

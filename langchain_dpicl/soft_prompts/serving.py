@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from langchain_dpicl.backends.base import Rows, Token
 from langchain_dpicl.backends.embedded import completed
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, run_in_thread
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -480,8 +479,8 @@ class SoftPromptClassifier(PublicRunnable[Any, str]):
         ]
 
     async def ascores(self, inputs: Sequence[str | Mapping[str, str]]) -> list[dict[str, float]]:
-        """Async version of `scores`, in a worker thread."""
-        return await asyncio.to_thread(self.scores, inputs)
+        """Async version of `scores`, in a worker thread; a cancelled call ends with the model's work."""
+        return await run_in_thread(lambda: self.scores(inputs))
 
     def __repr__(self) -> str:
         return f"SoftPromptClassifier({self._scorer.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
-from langchain_dpicl.backends.sync_async import Call, EffectGenerator
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, describe_tickets_left, resolve_budget
@@ -299,8 +298,7 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
             raise
         loss = None
         if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
-            asked = partial(public_loss, self.engine, self.weights, self._validation.examples)
-            loss = yield Call(asked, partial(asyncio.to_thread, asked))
+            loss = yield Blocking(partial(public_loss, self.engine, self.weights, self._validation.examples))
             with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
                 call.bar.set_postfix_str(f"public validation loss {loss:.4g}", refresh=False)
         item.last = TrainingStep(self.step, item.steps, loss)

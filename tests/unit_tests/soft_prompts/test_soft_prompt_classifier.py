@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
+import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +32,7 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, Mode
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
 from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
 from tests import tiny_tuning
+from tests.durable import until
 
 pytestmark = pytest.mark.usefixtures("own_hooks", "one_thread")
 
@@ -205,6 +209,28 @@ async def test_it_is_a_runnable() -> None:
     assert list(served.stream(TEXTS[0])) == [alone[0]]
     assert served.batch([]) == []
     assert served.scores([]) == []
+
+
+async def test_a_cancelled_call_ends_with_the_work_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(asked: object) -> list[Any]:
+        begun.set()
+        time.sleep(0.2)
+        ended.set()
+        return []
+
+    monkeypatch.setattr(served._scorer, "scores", slow)
+    for ask in (served.ascores, served.abatch):
+        begun.clear()
+        ended.clear()
+        task = asyncio.create_task(ask(TEXTS))
+        await until(begun.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
 
 
 def test_a_part_of_the_model_in_training_mode_changes_no_score() -> None:
