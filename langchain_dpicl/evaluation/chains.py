@@ -147,8 +147,9 @@ class SilentChain:
                 raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
         model, bound = unwrap(inner)
         silent = silence(inner)
-        ends = [*(bound.get(name) for name in STOPS), *(getattr(model, name, None) for name in STOPS)]
-        stop = next(filter(None, ends), ())
+        ends = [bound[name] for name in STOPS if bound.get(name) is not None]  # [] takes the model's own away
+        ends += filter(None, (getattr(model, name, None) for name in STOPS))
+        stop = ends[0] if ends else ()
         policy = retry or RetryPolicy()
         if silent.is_chat and kinds and type(rest[0]) is RunnableLambda:
             msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."
@@ -156,7 +157,7 @@ class SilentChain:
         gives_text = not rest or type(rest[-1]) in {StrOutputParser, RunnableLambda}
         calls = CallPool(silent, policy, None, crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (stop,) if isinstance(stop, str) and stop else tuple(stop)
         sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
         identity = (_digest(prompt), Same(model), tuple(sorted(fields.items())), *sent, policy, *kinds)
         return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed), gives_text)

@@ -95,6 +95,12 @@ def test_the_texts_that_end_an_answer_are_kept_under_either_name(model):
     assert told(chat(), model).stop == ("x",)
 
 
+@pytest.mark.parametrize("bound", [{"stop": []}, {"stop": ()}, {"stop": ""}, {"stop_sequences": []}], ids=str)
+def test_an_empty_list_of_them_takes_those_of_the_model_away_as_langchain_does(bound):
+    assert told(chat(), Anthropic(responses=["card"], stop=["y"]).bind(**bound)).stop == ()
+    assert told(chat(), Anthropic(responses=["card"], stop=["y"]).bind(**dict.fromkeys(bound))).stop == ("y",)
+
+
 def noisy(*shown, **named):
     """A step that says what it sees, in every way that code has."""
     warnings.warn(str((shown, named)), stacklevel=2)
