@@ -177,6 +177,9 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True) -> T:
     Args:
       action: what may wait; it runs in a copy of the caller's context.
       is_slow: False: it does not block, so it runs here and now.
+
+    Raises:
+      ConfigurationError: the system has no room for a thread; `action` is never run.
     """
     if not is_slow:
         return action()
@@ -196,10 +199,11 @@ async def run_to_completion(
 
     Args:
       action: what may wait.
-      is_optional: whether a cancellation withdraws work that has not begun; then the outcome is that cancellation.
+      is_optional: whether a cancellation withdraws work that has not begun; then the outcome is that cancellation. So
+        does a system without room for a thread, which raises ConfigurationError; other work is then done here.
       if_left: run in a thread after `action` has ended well, where the coroutine that awaits it was closed meanwhile.
     """
-    future = _pool().submit(contextvars.copy_context().run, action)
+    future = _begin(partial(contextvars.copy_context().run, action), is_optional=is_optional)
     stop: asyncio.CancelledError | None = None
     has_ended = False
     while not has_ended:  # once at least, so that others have their turn
@@ -229,10 +233,7 @@ def run_unawaited(action: Callable[[], object]) -> None:
         except BaseException as error:  # noqa: BLE001  nothing could catch it
             logger.warning("an abandoned run could not be cleaned up: %s", type(error).__name__)
 
-    try:
-        _pool().submit(run)
-    except RuntimeError:  # the interpreter is going down, and starts no thread any more
-        run()
+    _begin(run, is_optional=False)
 
 
 class ThreadedContext(Generic[T]):
@@ -287,6 +288,41 @@ class ThreadedContext(Generic[T]):
 def _run_unawaited_after(then: Callable[[], object], ended: Future[T]) -> None:
     if ended.exception() is None:
         run_unawaited(then)
+
+
+def _begin(action: Callable[[], T], *, is_optional: bool) -> Future[T]:
+    """Gives work to a thread; without room for one it refuses what is optional, and does the rest here and now."""
+    future: Future[T] = Future()
+    work = [(future, action)]  # taken out by whoever does it: a pool that can start no thread keeps the list
+    left = None
+    try:
+        _pool().submit(_do, work)
+    except RuntimeError:  # no room, or the interpreter is going down
+        left = _taken(work)
+    if left is not None:
+        if is_optional:
+            raise ConfigurationError("threads: expected room for one more, found none. Raise the system's limit.")
+        _do([left])
+    return future
+
+
+def _do(work: list[tuple[Future[T], Callable[[], T]]]) -> None:
+    """Does the work of a list, if it is still there."""
+    if (taken := _taken(work)) is None or not taken[0].set_running_or_notify_cancel():
+        return
+    try:
+        result = taken[1]()
+    except BaseException as error:  # noqa: BLE001  raised where the future is read
+        taken[0].set_exception(error)
+        del taken  # breaks a cycle: the error holds this frame
+    else:
+        taken[0].set_result(result)
+
+
+def _taken(work: list[T]) -> T | None:
+    with suppress(IndexError):  # another thread was faster
+        return work.pop()
+    return None
 
 
 async def _wait_for_thread(future: Future[T]) -> None:

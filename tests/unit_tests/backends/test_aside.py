@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.backends import sync_async as room
-from langchain_dpicl.backends.sync_async import ThreadedContext, run_in_thread, run_to_completion, run_unawaited
+from langchain_dpicl.backends.sync_async import (
+    Blocking,
+    EffectGenerator,
+    ThreadedContext,
+    run_async,
+    run_in_thread,
+    run_to_completion,
+    run_unawaited,
+)
+from langchain_dpicl.exceptions import ConfigurationError
 from tests.durable import halfway, is_on_loop, until
 
 
@@ -143,6 +152,47 @@ async def test_what_has_to_be_done_is_done_also_if_the_cancellation_came_before_
     second.let_go.set()
     outcome, stop = await waiting
     assert (outcome(), type(stop), await holding) == ("done", asyncio.CancelledError, "done")
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """A system without room for a thread of ours, of which there is none yet."""
+    start = threading.Thread.start
+
+    def none(thread: threading.Thread) -> None:
+        if thread.name.startswith("dpicl-aside"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        yield
+
+
+async def test_work_that_no_thread_can_do_is_refused_by_us_and_never_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_POOLS", {})
+    log: list[str] = []
+
+    def walk() -> EffectGenerator[None]:
+        log.append("begun")
+        yield Blocking(lambda: None)
+
+    for ask in (lambda: run_in_thread(lambda: log.append("done")), lambda: run_async(walk(), is_slow=True)):
+        with no_room(), pytest.raises(ConfigurationError, match="threads: expected room for one more"):
+            await ask()
+    await run_in_thread(lambda: log.append("later"))
+    assert log == ["later"]
+
+
+async def test_what_has_to_be_done_is_done_once_where_no_thread_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_POOLS", {})
+    log: list[str] = []
+    with no_room():
+        async with ThreadedContext(noting(log)):
+            pass
+        run_unawaited(lambda: log.append("cleaned up"))
+    await run_in_thread(lambda: None)
+    assert log == ["entered on the loop", "left on the loop", "cleaned up"]
 
 
 class PlainError(Exception):
