@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langsmith import traceable
 
 from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.backends import PrivateProcess
@@ -28,7 +29,7 @@ from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_e
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.backends.rows.label_rows import OtherBackend
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, NearestRows, SimilarTexts
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from tests import process_models
 from tests.contracts.backend import HOSTILE, PROMPTS, ChoiceContract, NextTokenContract, TextContract, same_bits
 from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
@@ -218,6 +219,19 @@ async def test_embeddings_have_the_rows_of_the_same_ones_in_this_process() -> No
     with pytest.raises(ModelCallError):
         there.public(["raises"])
     assert same_bits(NearestRows(there).embeddings.rows(texts), here.rows(texts))
+
+
+def test_who_hears_calls_of_this_process_is_no_reason_to_refuse_those_of_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = as_embeddings(shared("tests.process_models:embeddings", size=5))
+    here = SilentEmbeddings(process_models.embeddings(size=5))
+    kind = process_models.PickyEmbeddings
+    monkeypatch.setattr(kind, "embed_documents", traceable(kind.embed_documents))
+    with pytest.raises(UnsilencableModelError, match="langsmith is in the path of"):
+        here.check_silent()
+    there.check_silent()
+    assert there.rows([OpaqueValue("one")]).any()
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
