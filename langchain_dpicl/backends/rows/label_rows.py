@@ -259,10 +259,18 @@ class Scorer(ABC):
     method: str = ""
     """The engine's method of private prompts alone; "": public ones go through it too, which shows the form of rows."""
 
+    _has_awaited_form: bool = False
+
     def check_form(self) -> None:
         """Refuses an engine whose private rows have a form that nobody reads, or to which labels are ambiguous."""
         if self.method:
             _check_form(self.score([]), self.method)
+
+    async def _acheck_form(self) -> None:
+        """As `check_form`, of the awaited method; no constructor can await it, so the first public call does."""
+        if self.method and not self._has_awaited_form:
+            _check_form(await self.ascore([]), f"a{self.method}")
+            self._has_awaited_form = True
 
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
@@ -334,6 +342,7 @@ class _Choices(Scorer):
 
     async def apublic(self, prompt: str) -> list[float]:
         if self._public is not None:
+            await self._acheck_form()
             return self._answer((await self._public.ascore_public(prompt, self.texts))[None])
         return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
@@ -382,6 +391,7 @@ class _WithOther(Scorer):
         return _or_other(self._choices.public(prompt))
 
     async def apublic(self, prompt: str) -> list[float]:
+        await self._acheck_form()
         return _or_other(await self._choices.apublic(prompt))
 
 

@@ -537,12 +537,12 @@ class TestVerbalizers:
             LabelRows(Formed("own"), LABELS, calibrate=False)
 
     @DRIVERS
-    def test_the_form_is_looked_at_once_and_not_by_a_call(self, is_async: bool) -> None:
+    def test_the_form_is_looked_at_once_for_each_method_and_not_by_a_call(self, is_async: bool) -> None:
         engine = PublicChoices("own")
         rows = LabelRows(engine, LABELS, calibrate=False)
         for prompt in ("a", "b"):
             asked_public(rows, (prompt,), is_async=is_async)
-        assert [prompts for prompts, _ in engine.calls] == [(), ("a",), ("b",)]
+        assert [prompts for prompts, _ in engine.calls] == [*[()] * (1 + is_async), ("a",), ("b",)]
 
 
 class TestPublicPrompts:

@@ -140,6 +140,22 @@ class TestOther:
         with pytest.raises(CapabilityError, match=r"score_with_other, for no prompts too, found list"):
             LabelRows(Listed(), LABELS, calibrate=False, other=True)
 
+    @pytest.mark.parametrize("other", [False, True])
+    def test_an_engine_whose_awaited_rows_alone_have_another_form_is_refused_before_they_are_asked(
+        self, other: bool
+    ) -> None:
+        class Listed(Votes):
+            async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+                return (await super().ascore_with_other(prompts, choices)).tolist()
+
+            async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+                return (await super().ascore_choices(prompts, choices)).tolist()
+
+        rows = LabelRows(Listed(), LABELS, calibrate=False, other=other)
+        asked_public(rows, ("b",))
+        with pytest.raises(CapabilityError, match=r"engine's ascore_\w+, for no prompts too, found list"):
+            asked_public(rows, ("b",), is_async=True)
+
     def test_an_engine_that_says_both_still_gives_a_row_that_sums_to_one(self) -> None:
         class Both(Votes):
             def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
