@@ -165,3 +165,33 @@ def test_the_roles_of_the_file_are_enough_for_a_service_and_for_nothing_else(pos
     finally:
         postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
         postgres.execute("DROP ROLE IF EXISTS ledger_app")
+
+
+def test_the_roles_of_the_other_file_are_enough_for_an_anchor_and_for_nothing_else(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    name = postgres.new_database()
+    addresses = [f"postgresql://{user}@/{name}?host={postgres.folder}&port=5432" for user in ("owner", "anchor_app")]
+    given: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-6, "anchor": addresses[0]}
+    PrivacyBudgetCallbackHandler.create(tmp_path / "budget.db", **given).budget.close()
+    try:
+        with psycopg.connect(postgres.conninfo(name), autocommit=True) as owner:
+            owner.execute((REPOSITORY / "deploy" / "anchor_roles.sql").read_bytes())
+        budget = PrivacyBudgetCallbackHandler.open(tmp_path / "budget.db", anchor=addresses[1]).budget
+        budget.gdp_pool("pool", epsilon=0.5).reserve(mu=0.01).burn()
+        budget.verify()
+        budget.close()
+        with psycopg.connect(postgres.conninfo(name, user="anchor_app"), autocommit=True) as service:
+            for statement in (
+                "DELETE FROM dpicl.dpicl_anchors",
+                "TRUNCATE dpicl.dpicl_anchors",
+                "DROP TABLE dpicl.dpicl_anchors",
+                "CREATE TABLE dpicl.more (x int)",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    service.execute(statement)
+            with pytest.raises(psycopg.errors.IntegrityConstraintViolation):
+                service.execute("UPDATE dpicl.dpicl_anchors SET seq = 0")
+    finally:
+        postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        postgres.execute("DROP ROLE IF EXISTS anchor_app")

@@ -149,8 +149,6 @@ def test_the_settings_name_what_compose_gives(compose: dict[str, Any]) -> None:
 
 def test_the_roles_are_those_of_the_page() -> None:
     page = (REPOSITORY / "docs" / "production.md").read_text()
-    shown = re.search(r"```sql\n(.*?)```", page, re.DOTALL)
-    assert shown is not None
-    assert [line for line in (DEPLOY / "roles.sql").read_text().splitlines() if not line.startswith("--")] == shown[
-        1
-    ].splitlines()
+    shown = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    files = [(DEPLOY / name).read_text().splitlines(keepends=True) for name in ("roles.sql", "anchor_roles.sql")]
+    assert ["".join(line for line in lines if not line.startswith("--")) for lines in files] == shown
