@@ -293,7 +293,7 @@ def _run_unawaited_after(then: Callable[[], object], ended: Future[T]) -> None:
 def _begin(action: Callable[[], T], *, is_optional: bool) -> Future[T]:
     """Gives work to a thread; without room for one it refuses what is optional, and does the rest here and now."""
     future: Future[T] = Future()
-    work = [(future, action)]  # taken out by whoever does it: a pool that can start no thread keeps the list
+    work = [(future, action)]  # the thread that does it takes it out; a pool without a thread keeps the list
     left = None
     try:
         _pool().submit(_do, work)
