@@ -26,9 +26,8 @@ from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable
 from langchain_dpicl._templates import Template
-from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend
+from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend, cut_at_stop
 from langchain_dpicl.backends.base import Rows as EngineRows
-from langchain_dpicl.backends.embedded import cut_at_stop
 from langchain_dpicl.backends.langchain.texts import is_refusal, stops_of
 from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
@@ -195,7 +194,7 @@ class PublicModel:
         )
 
     def _read(self, answers: Iterable[Any]) -> tuple[str, ...]:
-        return distinct_texts(cut_at_stop(text_of(self.name, answer), self._stop) for answer in answers)
+        return distinct_texts(cut_at_stop(text_of(self.name, answer).lstrip(), self._stop) for answer in answers)
 
 
 def _list_of_texts(name: str, answers: Any, count: int) -> Sequence[str]:

@@ -38,8 +38,8 @@ from typing_extensions import override
 
 from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._construction import HidesInput, tells_how_to_build
-from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.embedded import EmbeddedModel, cut_at_stop
+from langchain_dpicl.backends.base import Rows, cut_at_stop
+from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
 from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConcurrency, run_async, run_sync

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from langchain_dpicl.backends.embedded import EmbeddedModel, Induction, cut_at_stop
+from langchain_dpicl.backends.base import cut_at_stop
+from langchain_dpicl.backends.embedded import EmbeddedModel, Induction
 from langchain_dpicl.serving import flatten_messages
 
 Dialect = Literal["openai", "vllm", "ignores"]

@@ -470,3 +470,9 @@ def check_whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ConfigurationError(f"{name}: expected a whole number >= 1, found {value!r}")
     return int(value)
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """Returns the text before the first stop string."""
+    places = [place for word in stop if word and (place := text.find(word)) >= 0]
+    return text[: min(places)] if places else text

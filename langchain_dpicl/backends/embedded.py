@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.base import Rows, Token, cut_at_stop
 from langchain_dpicl.backends.sync_async import AwaitedInThreads
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -875,12 +875,6 @@ def completed(
             break
     texts = [cut_at_stop(engine.decode(tokens), words) for tokens in written]
     return [text.removeprefix(" ") if spaced else text for text, spaced in zip(texts, ends_in_space, strict=True)]
-
-
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first stop string."""
-    places = [place for word in stop if word and (place := text.find(word)) >= 0]
-    return text[: min(places)] if places else text
 
 
 def _choose(rows: Floats, temperature: float, rng: np.random.Generator) -> Ints:

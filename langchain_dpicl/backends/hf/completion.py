@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from langchain_dpicl._opaque import run_guarded
-from langchain_dpicl.backends.embedded import cut_at_stop
+from langchain_dpicl.backends.base import cut_at_stop
 from langchain_dpicl.backends.hf.batches import BatchShape, GrowingBatch, is_out_of_memory
 from langchain_dpicl.backends.hf.engine import BLOCK, Engine, PrivateRows
 from langchain_dpicl.backends.hf.tokens import Prompts

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Rows, check_whole
+from langchain_dpicl.backends.base import Rows, check_whole, cut_at_stop
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
     OpaqueValue,
@@ -203,7 +203,13 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
         return ""
     if _is_no_answer(reply.answer.reveal().finish_reason) or not isinstance(reply.answer.reveal().text, str):
         return ""
-    return reply.answer.reveal().text[: _end(reply.answer, stop)]
+    return cut_at_stop(reply.answer.reveal().text[:], stop)  # of a text of another class, a plain one
+
+
+def completion_of(reply: Reply, stop: Sequence[str], *, is_chat: bool) -> str:
+    """Is `text_of`, but white space that a chat model begins with is no text: a stop string in it ends nothing."""
+    text = text_of(reply, () if is_chat else stop)
+    return cut_at_stop(text.lstrip(), stop) if is_chat and stop else text
 
 
 def is_refusal(message: BaseMessage) -> bool:
@@ -220,11 +226,6 @@ def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def _end(answer: OpaqueValue[Any], stop: Sequence[str]) -> int:
-    places = [answer.reveal().text.find(text) for text in stop]
-    return min([place for place in places if place >= 0], default=len(answer.reveal().text))
-
-
 class TextEngine(SilentEngine):
     """Base of engines whose LangChain model writes texts."""
 
@@ -234,13 +235,13 @@ class TextEngine(SilentEngine):
         """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
         boxes = [OpaqueValue(prompt) for prompt in prompts]
         del prompts  # from here on this frame holds boxes only
-        return _texts(self._calls.many(self._text_requests(boxes, max_tokens, stop)), stop)
+        return self._texts(self._calls.many(self._text_requests(boxes, max_tokens, stop)), stop)
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
         """Async twin of `complete`."""
         boxes = [OpaqueValue(prompt) for prompt in prompts]
         del prompts
-        return _texts(await self._calls.amany(self._text_requests(boxes, max_tokens, stop)), stop)
+        return self._texts(await self._calls.amany(self._text_requests(boxes, max_tokens, stop)), stop)
 
     def complete_public(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = ()) -> str:
         """Returns the completion of one PUBLIC prompt, asked as private ones are.
@@ -267,12 +268,17 @@ class TextEngine(SilentEngine):
         output = answer_or_raise(self.name, reply).reveal()
         # A chat model is sent no stop string, so that nothing but a fault leaves it without text.
         is_fault = self._model.is_chat or not stop or _is_no_answer(output.finish_reason)
-        if is_fault and not text_of(reply).strip():
+        text = completion_of(reply, stop, is_chat=self._model.is_chat)
+        if is_fault and not text.strip():
             raise ModelCallError(
                 f"a public call to {self.name}, asked as private ones are, brought no text that counts. {_ROOM}; if it "
                 "refused or called a tool, hand it in without tools, or ask something else"
             )
-        return text_of(reply, stop)
+        return text
+
+    def _texts(self, replies: Sequence[Reply], stop: Sequence[str]) -> list[str]:
+        read = partial(completion_of, stop=stop, is_chat=self._model.is_chat)
+        return [read_silently(partial(read, reply)) or "" for reply in replies]
 
     def _text_requests(
         self,
@@ -284,10 +290,6 @@ class TextEngine(SilentEngine):
     ) -> list[Request]:
         how: dict[str, Any] = {"stop": stops_of(stop), "options": self._text_options, "explain": explain}
         return requests_for(boxes, is_chat=self._model.is_chat, max_tokens=max_tokens, **how)
-
-
-def _texts(replies: Sequence[Reply], stop: Sequence[str]) -> list[str]:
-    return [read_silently(partial(text_of, reply, stop)) or "" for reply in replies]
 
 
 INSTRUCTIONS = "Complete the text below with exactly one of these labels, and write nothing else:"
@@ -425,19 +427,19 @@ class TextVoteBackend(TextEngine):
         """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the answer names no choice.
 
         Raises:
-          ModelCallError: the call failed.
+          ModelCallError: the call failed, or its answer was refused, calls a tool, or has no text.
           ConfigurationError: as in `score_choices`.
         """
         names = ChoiceNames(choices)
         reply = self._calls.one(self._requests([OpaqueValue(prompt)], choices, explain="kind")[0])
-        answer_or_raise(self.name, reply)
+        self._public_text(reply, ())
         return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
         """Async twin of `score_public`."""
         names = ChoiceNames(choices)
         reply = await self._calls.aone(self._requests([OpaqueValue(prompt)], choices, explain="kind")[0])
-        answer_or_raise(self.name, reply)
+        self._public_text(reply, ())
         return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
     def _rows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:

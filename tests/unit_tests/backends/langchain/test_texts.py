@@ -191,6 +191,18 @@ class TestWhatIsSent:
         assert seen[-1][0] == {"text": "Once"}
         assert seen[-1][1]["max_tokens"] == 9
 
+    async def test_white_space_before_an_answer_is_no_end_of_it(self, kind: Any) -> None:
+        engine = TextVoteBackend(kind(say=lambda _: "\n\n a card\nNext"))
+        how: dict[str, Any] = {"max_tokens": 9, "stop": ["\n"]}
+        # A completion model is sent the stop strings, so that its server ends there.
+        said = "a card" if kind is TextChat else ""
+        assert engine.complete(["x"], **how) == await engine.acomplete(["x"], **how) == [said]
+        if kind is TextChat:
+            assert engine.complete_public("x", **how) == await engine.acomplete_public("x", **how) == said
+            with pytest.raises(ModelCallError, match="no text that counts"):
+                engine.complete_public("x", max_tokens=9, stop=["a card"])
+        assert engine.complete(["x"], max_tokens=9) == ["\n\n a card\nNext"]
+
 
 class TestVotes:
     def engine(self, table: dict[str, Any], **changes: Any) -> TextVoteBackend:
@@ -334,6 +346,14 @@ class TestPrivateFrames:
 
 
 class TestPublicCalls:
+    async def test_an_answer_without_text_says_what_to_do(self) -> None:
+        engine = TextVoteBackend(TextChat(say=lambda text: "" if "long thoughts" in text else "card"))
+        with pytest.raises(ModelCallError, match=r"no text that counts\. If it thinks .* give it more room"):
+            engine.score_public("long thoughts", LABELS)
+        with pytest.raises(ModelCallError, match="no text that counts"):
+            await engine.ascore_public("long thoughts", LABELS)
+        assert np.isneginf(engine.score_choices(["long thoughts"], LABELS)).all()
+
     async def test_raise_when_they_fail_and_tell_the_kind_only(self) -> None:
         error = StatusError("gateway says: down", status_code=502)
         engine = TextVoteBackend(TextChat(say=saying({}), raises={"down": error}), retry=QUICK)
