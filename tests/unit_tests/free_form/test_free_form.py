@@ -408,17 +408,16 @@ def test_a_refusal_of_another_budget_on_the_public_side_is_no_exhaustion_of_ours
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_otherwise(is_async: bool) -> None:
-    """Its "" is an answer where its tokens or choices can be asked for, and else a call that failed."""
+    """Its "" is an answer where its tokens can be asked for, and else a call that failed."""
     ask = (lambda c, q: asyncio.run(c.ainvoke(q))) if is_async else (lambda c, q: c.invoke(q))
 
     def line(text: str) -> dict[str, float]:
-        return {last_said(text.replace("human:", "")) if "says: " in text else "\nblank first": 1.0}
+        return {last_said(text.replace("human:", "")) if "says: " in text else "what it likes": 1.0}
 
     tokens = FakeBackend(lambda prompt, _: {last_said(prompt) if "says: " in prompt else "": 1.0}, max_top_k=1)
-    for engine in (tokens, TextVoteBackend(ScriptedChat(answer=line))):
-        component = embedding(llm=engine, serving=Serving(on_exhausted="zero_shot"), max_queries=1)
-        assert ask(component.with_receipts(), "q").receipt.source == "release"
-        assert ask(component, "other") == ""
+    component = embedding(llm=tokens, serving=Serving(on_exhausted="zero_shot"), max_queries=1)
+    assert ask(component.with_receipts(), "q").receipt.source == "release"
+    assert ask(component, "other") == ""
     failing = FakeBackend(lambda prompt, _: {"": 1.0}, max_top_k=1, fail_public_call=1)
     with pytest.raises(ModelCallError, match="public call 1 failed"):
         ask(embedding(llm=failing), "q")
@@ -564,11 +563,16 @@ async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_
 
 
 def test_an_answer_without_text_is_no_answer() -> None:
-    component = keywords(answers=WORDS.replace(writer=PublicChat(says=["zero-shot", "\nToo late.", "In time."])))
+    component = keywords(answers=WORDS.replace(writer=PublicChat(says=["zero-shot", "\n ", "In time."])))
     with pytest.raises(ModelCallError, match=r"no text before the first stop string\. The release stays charged.*free"):
         component.invoke("now?")
     assert component.invoke("now?") == "In time."
     assert charged(component) == 1
+
+
+def test_a_line_break_before_an_answer_does_not_end_it() -> None:
+    component = keywords(answers=WORDS.replace(writer=PublicChat(says=["zero-shot", "\n\nIn time.\nMore."])))
+    assert component.invoke("now?") == "In time."
 
 
 async def test_a_cancelled_writing_is_kept_too() -> None:
