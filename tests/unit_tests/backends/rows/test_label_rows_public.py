@@ -217,8 +217,10 @@ class TestOtherOfAModelThatWritesText:
         found = asked_rows(rows, [(name,) for name in names], is_async=is_async)
         assert same_bits(found, expected)
         assert same_bits(found, np.array([asked_public(rows, (name,), is_async=is_async) for name in names]))
-        for name, said in (("fails", "failed"), ("busy", "failed"), ("empty", ".*no text that counts")):
-            with pytest.raises(ModelCallError, match=f"a public call to text-chat,? ?{said}"):
+        with pytest.raises(ModelCallError, match="no text that counts"):
+            asked_public(rows, ("empty",), is_async=is_async)
+        for name in ("fails", "busy"):
+            with pytest.raises(ModelCallError, match="a public call to text-chat failed"):
                 asked_rows(rows, [("aaa",), (name,)], is_async=is_async)
 
 
