@@ -37,7 +37,7 @@ def rehearsed(labels: int, seed: int) -> Rehearsal:
             right = rng.random((60, len(deals))) < np.clip(likely + 0.04 * np.log2(max(shots, 1)), 0, 1)[:, None]
             wrong = (gold[:, None] + rng.integers(1, labels, size=right.shape)) % labels
             votes = np.where(right, gold[:, None], wrong)
-            shapes.append(RehearsedShape(shots, calibrated, tuple(map(tuple, votes.tolist())), deals))
+            shapes.append(RehearsedShape(shots, calibrated, deals, tuple(map(tuple, votes.tolist()))))
     names = tuple(f"label {place}" for place in range(labels))
     return Rehearsal("made up", "whole labels", names, "", "same", tuple(gold.tolist()), tuple(shapes), 0, ("N/A",))
 

@@ -340,7 +340,7 @@ class GradientBackend(Protocol):
 
     @property
     def width(self) -> int:
-        """Parameters of the prompt, those of its reparameterisation included; public."""
+        """Parameters of the prompt; public."""
 
     def gradients(
         self,

@@ -67,16 +67,21 @@ class RehearsedShape:
     Attributes:
       shots: examples of a row; 0: zero-shot, one row per question.
       calibrated: whether rows are divided by those on content-free inputs.
-      votes: for each question the place of the label that each row voted for; -1: the call gave no vote.
       deals: the deal of each row: rows of one deal show different examples, as private rows do.
+      votes: for each question the place of the label that each row voted for; -1: the call gave no vote.
     """
 
     shots: CountOrZero
     calibrated: bool
-    votes: tuple[tuple[Annotated[int, Interval(ge=-1)], ...], ...]
     deals: tuple[CountOrZero, ...]
+    votes: tuple[tuple[Annotated[int, Interval(ge=-1)], ...], ...]
 
     __pydantic_config__: ClassVar[ConfigDict] = EXACT_KEYS
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 class SavedRehearsal(ABC):
@@ -90,7 +95,7 @@ class SavedRehearsal(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the rehearsal as JSON values."""
-        values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        values: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
         return values
 
     def to_json(self) -> str:
@@ -117,7 +122,7 @@ class SavedRehearsal(ABC):
         """
         text = json.dumps(cls._FORM.load(path))  # with keys that are no fields: "format" and "version"
         try:
-            made = TypeAdapter(cls).validate_json(text, strict=True)
+            made = _adapter(cls).validate_json(text, strict=True)
         except ValidationError:
             made = None
         if made is None or not made._is_whole():  # noqa: SLF001  of this class
@@ -777,7 +782,7 @@ class _Asking:
             places = [deal for width in widths for deal in _dealt(width)] if shots else [0]
             for read in self.readings:
                 rows = np.concatenate(votes[read], axis=1)
-                shapes.append(RehearsedShape(shots, read, tuple(map(tuple, rows.tolist())), tuple(places)))
+                shapes.append(RehearsedShape(shots, read, tuple(places), tuple(map(tuple, rows.tolist()))))
         return Rehearsal(
             model=self.model,
             reads=self.scorer.kind,

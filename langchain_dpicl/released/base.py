@@ -75,7 +75,7 @@ class FileForm:
         version = state.get("version")
         if version != self.version or isinstance(version, bool):
             raise ConfigurationError(
-                f"{self.what}: expected version {self.version}. Upgrade the package, or release again."
+                f"{self.what}: expected version {self.version}. Upgrade the package, or make the file again."
             )
         # A report carries the digest itself; see `with_content_digest`.
         own = frozenset() if "report" in self.keys else {CONTENT_DIGEST}

@@ -489,7 +489,10 @@ def _json_of(report: Any) -> Mapping[str, Any]:
     if isinstance(report, PrivacyReport):
         return report.to_dict()
     if hasattr(type(report), "_of_state"):  # a `Released`, which stands above: compared as the file that it writes
-        report = report.to_json()
+        try:
+            report = report.to_json()
+        except (TypeError, ValueError):
+            raise _no_report(f"{type(report).__name__} that holds other than JSON values") from None
     if isinstance(report, (str, bytes)):
         try:
             report = json.loads(report)

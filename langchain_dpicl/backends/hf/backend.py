@@ -149,9 +149,10 @@ class HuggingFaceBackend(AwaitedInThreads):
         from langchain_dpicl.backends.hf import model_checks
 
         model, vocabulary = self._engine.body.model, self._engine.vocabulary
-        weights = model_checks.fingerprint(model) or uuid.uuid4().hex
+        weights = model_checks.fingerprint(model, by_name=True) or uuid.uuid4().hex
+        config = {**model.config.to_dict(), "_name_or_path": None}  # equal weights in two folders are one engine
         reading = self._prompts.tokens.rules, vocabulary.ends, self._reading_room(self.max_new_tokens)
-        known = repr((weights, model.dtype, model.config.to_json_string(), *reading))
+        known = repr((weights, model.dtype, config, *reading))
         return hashlib.sha256(known.encode()).hexdigest()[:16]
 
     @property

@@ -148,17 +148,19 @@ def digest(model: Any) -> str:
     return total.hexdigest()
 
 
-def fingerprint(model: Any) -> str:
+def fingerprint(model: Any, *, by_name: bool = False) -> str:
     """Returns a fingerprint of a model's weights; "" where there is none, as for quantised ones.
 
-    Numbers are rounded to bfloat16, so that a model loaded in float32 and in bfloat16 has one fingerprint. Names, order
-    and shared weights do not count, as wrappers and library versions change them.
+    Of a large weight some numbers count. Numbers are rounded to bfloat16, so that a model loaded in float32 and in
+    bfloat16 has one fingerprint. Order and shared weights do not count, and names only if asked for, as wrappers and
+    library versions change them.
     """
-    weights = list(model.parameters())
+    named = dict(model.named_parameters())
+    weights = list(named.values())
     if not weights or any(weight.dtype not in _FINGERPRINT_DTYPES or weight.is_meta for weight in weights):
         return ""
     with torch.no_grad():
-        each = sorted({_glance(weight) for weight in weights})
+        each = sorted({(name if by_name else "").encode() + _glance(weight) for name, weight in named.items()})
     # Rounding float16 to bfloat16 changes numbers: float16 models are compared among themselves only.
     seen_as = "float16" if any(weight.dtype == torch.float16 for weight in weights) else "bfloat16"
     return f"{seen_as}:{hashlib.sha256(b''.join(each)).hexdigest()[:32]}"

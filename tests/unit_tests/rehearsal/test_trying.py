@@ -38,7 +38,7 @@ def rehearsed(
     def vote(right: bool, place: int) -> int:
         return place if right else rng.choice([other for other in range(LABELS) if other != place])
 
-    shapes = [RehearsedShape(0, False, tuple((vote(rng.random() < zero_shot, place),) for place in gold), (0,))]
+    shapes = [RehearsedShape(0, False, (0,), tuple((vote(rng.random() < zero_shot, place),) for place in gold))]
     for shots, right in rows.items():
         votes = []
         for place in gold:
@@ -47,7 +47,7 @@ def rehearsed(
             deal = [one if is_same else vote(rng.random() < right, place) for _ in range(4)]
             again = [one if is_same else vote(rng.random() < right, place) for _ in range(4)]
             votes.append((*deal, *again))
-        shapes.append(RehearsedShape(shots, False, tuple(votes), (0, 0, 0, 0, 1, 1, 1, 1)))
+        shapes.append(RehearsedShape(shots, False, (0, 0, 0, 0, 1, 1, 1, 1), tuple(votes)))
     return Rehearsal("made", "whole labels", ("a", "b", "c", "d"), "0", "same", gold, tuple(shapes), 1)
 
 

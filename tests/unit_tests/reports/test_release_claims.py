@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -394,3 +395,13 @@ def test_a_claim_that_json_cannot_write_is_a_problem_and_no_crash(where: tuple[s
     found = verify_report(json.dumps(state))
     assert not found.ok
     assert any("its claims cannot be read" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("number", [math.nan, 1 + 2j], ids=["nan", "complex"])
+def test_a_release_that_no_file_can_hold_is_refused_with_what_to_give(number: Any) -> None:
+    made = pool(paid())
+    made.report["note"] = number
+    with pytest.raises(
+        ConfigurationError, match=r"found LabelledPool that holds other than JSON values.*budget\.report"
+    ):
+        verify_report(made)

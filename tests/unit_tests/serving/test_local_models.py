@@ -322,9 +322,13 @@ class TestChatDetails:
         taught = tiny_hf.llama()
         with torch.no_grad():
             taught.lm_head.weight.add_(0.1)
+        exchanged = tiny_hf.llama()
+        layer = exchanged.model.layers[0].self_attn
+        layer.q_proj.weight, layer.o_proj.weight = layer.o_proj.weight, layer.q_proj.weight
         whole = {"model": tiny_hf.llama(), "tokenizer": tiny_hf.byte_tokenizer(chat=True), **renamed}
         others = {
             "weights": {"model": taught},
+            "places of weights": {"model": exchanged},
             "settings of the model": {"model": tiny_hf.llama(rope_theta=50.0)},
             "precision": {"model": tiny_hf.llama(dtype=torch.bfloat16)},
             "vocabulary": {"tokenizer": tiny_hf.byte_tokenizer(chat=True, size=400)},
@@ -350,13 +354,16 @@ class TestChatDetails:
             )
             for _ in range(2)
         ]
+        other._engine.body.model.config.name_or_path = "elsewhere"
+        for each in (one, other):
+            each._engine.body.model.config.note = {1, 2}  # what JSON cannot write
         cache = InMemoryCache()
         assert said(ChatLocal(backend=one, cache=cache)) == said(ChatLocal(backend=other, cache=cache))
         assert said(EmbeddedLLM(cache=cache)) == said(EmbeddedLLM(cache=cache))
         assert len(cache._cache) == 2
 
     def test_weights_without_a_fingerprint_are_those_of_their_engine_alone(self, monkeypatch):
-        monkeypatch.setattr(model_checks, "fingerprint", lambda _: "")
+        monkeypatch.setattr(model_checks, "fingerprint", lambda _, **__: "")
         cache = InMemoryCache()
         engines = [HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(), max_prompt_tokens=64) for _ in "ab"]
         for one in (*engines, *engines):

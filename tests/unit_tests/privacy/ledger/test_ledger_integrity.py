@@ -22,6 +22,7 @@ from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerRecord, _StoredLine
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
+from langchain_dpicl.reports.ledger_audit import check_ledger
 from tests.contracts.store import forged
 from tests.ledgers import budget, private, records, share_of, tickets
 
@@ -226,6 +227,18 @@ TAMPERINGS: dict[str, Callable[[list[LedgerRecord]], list[LedgerRecord]]] = {
     "order changed": lambda lines: [lines[0], lines[2], lines[1], lines[3]],
     "line repeated": lambda lines: [*lines, lines[-1]],
 }
+
+
+def test_a_receipt_is_held_against_its_own_line_in_a_damaged_ledger(simple_prices: Any) -> None:
+    store, _, share = used_ledger()
+    held = share.reserve("t")
+    receipt = {name: getattr(held, name) for name in ("ledger_id", "entry", "entry_hash", "index")}
+    whole = list(store.records())
+    for changed, said in ((1, []), (held.entry - 1, ["receipt 1"])):  # another line, and its own beside the old hash
+        store.replace(edit(changed, count=2))
+        problems = check_ledger(store, receipts=[receipt]).problems
+        assert [problem.split(":")[0] for problem in problems if "receipt" in problem] == said
+        store.replace(lambda _: whole)
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
