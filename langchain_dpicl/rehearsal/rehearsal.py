@@ -121,6 +121,7 @@ class SavedRehearsal(ABC):
           ConfigurationError: the content is not what `save` writes.
         """
         text = json.dumps(cls._FORM.load(path))  # with keys that are no fields: "format" and "version"
+        made: Self | None
         try:
             made = _adapter(cls).validate_json(text, strict=True)
         except ValidationError:
