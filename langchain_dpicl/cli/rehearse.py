@@ -364,11 +364,14 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
     if has_words:
         assumed = () if arguments.public is None else _assumptions(settings, rehearsal, has_instruction=bool(free))
         say("\n".join([*assumed, *_unused(settings), trial.table()]))
-    written = _demonstrations(arguments, settings, examples, plans)
-    if arguments.json:
-        more = {} if arguments.demonstrations is None else {"demonstrations": written}
-        say(json.dumps({**trial.to_dict(), **more}, indent=2))
-    elif has_words:
+    written: list[dict[str, Any]] | None = None
+    try:
+        written = _demonstrations(arguments, settings, examples, plans)
+    finally:  # the calls behind the trial are paid for, also where the model fails at the texts
+        if arguments.json:
+            more = {} if arguments.demonstrations is None else {"demonstrations": written}
+            say(json.dumps({**trial.to_dict(), **more}, indent=2))
+    if has_words:
         for row in written:
             say(_DEMONSTRATION.format(**row))
         if trial.recommended is not None:

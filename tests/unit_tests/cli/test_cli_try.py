@@ -412,15 +412,19 @@ def test_what_demonstrations_refuse_is_refused_before_the_first_call(
     assert printed.out == ""
 
 
-def test_the_table_is_printed_before_texts_are_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("more", "said"), [((), "\nzero-shot  "), (("--json",), '"demonstrations": null')])
+def test_the_table_is_printed_where_the_model_fails_at_the_texts(
+    more: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise ModelCallError("the provider is out")
 
     monkeypatch.setattr(commands, "_demonstrations", fails)
-    assert main(["try", str(TOPICS), *WITH_TEXTS]) != 0
-    assert "\nzero-shot  " in capsys.readouterr().out
+    assert main(["try", str(TOPICS), *WITH_TEXTS, *more]) == 4
+    printed = capsys.readouterr()
+    assert said in printed.out
+    assert printed.err.endswith("dpicl: the provider is out\n")
+    assert not more or json.loads(printed.out)["options"]
 
 
 def test_demonstrations_need_texts(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
