@@ -47,10 +47,11 @@ from langchain_dpicl.cli.spending import (
     rehearsed,
     release,
     share_of,
+    voted_on,
     warn_of_embedded,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import FewShotTask, Topics
+from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy._validate import check_int, fail
 
 if TYPE_CHECKING:
@@ -205,12 +206,8 @@ def run_label(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
 def _num_distinct(inputs: Sequence[Any], settings: Settings) -> int:
     """Returns the number of public inputs that a run would charge for: equal ones are charged once."""
     from langchain_dpicl.pate.labeler import InputTemplate
-    from langchain_dpicl.tasks import VotingTask
 
-    private, asked = private_examples(settings, are_read=False), settings.get
-    task = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"))
-    wording = VotingTask.of(private, task, settings.answers).wording
-    return len(InputTemplate.of(private, wording).waiting(inputs))
+    return len(InputTemplate.of(*voted_on(settings)).waiting(inputs))
 
 
 def _label_line(entry: PoolEntry) -> str:

@@ -21,6 +21,7 @@ from langchain_dpicl.cli.inputs import (
     add_settings,
     check_out,
     holds_something,
+    private_examples,
     read_json,
     read_records,
     read_text,
@@ -29,11 +30,13 @@ from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.options import Noise, noise_of
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, noise_of
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
+    from langchain_dpicl.tasks import FewShotTemplate
 
 Say = Callable[[str], object]
 
@@ -225,6 +228,15 @@ def share_of(settings: Settings) -> dict[str, Any]:
             kinds = settings.noise_kinds()
             taken["noise"] = noise_of(noise, *kinds).replace(delta=settings.budget.delta)
     return taken
+
+
+def voted_on(settings: Settings) -> tuple[PrivateExamples, FewShotTemplate]:
+    """Returns the declaration of the records, without one of them, and how prompts of a vote read."""
+    from langchain_dpicl.tasks import VotingTask
+
+    private, asked = private_examples(settings, are_read=False), settings.get
+    task = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"), asked("prefix", ""))
+    return private, VotingTask.of(private, task, asked("answers") or LabelAnswers()).wording
 
 
 def name_of(settings: Settings) -> str:

@@ -47,6 +47,7 @@ from langchain_dpicl.cli.spending import (
     save_or_print,
     say_report,
     share_of,
+    voted_on,
 )
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.options import Noise, noise_of
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
     from langchain_dpicl.released.counts import ReleasedCounts, ReleasedWords
     from langchain_dpicl.results import VotingResult
+    from langchain_dpicl.tasks import FewShotTemplate
     from langchain_dpicl.voting import DPVotingRunnable
 
 
@@ -101,12 +103,13 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         raise ConfigurationError(f"--query, --queries: expected a question, found none. {advice}")
     component = {"max_queries": len(asked), **call.settings.component}
     call = dataclasses.replace(call, settings=dataclasses.replace(call.settings, component=component))
+    queries = _queries(asked, call.settings)
     if arguments.dry_run:
         return dry_run(call)
-    return _answer(call, asked)
+    return _answer(call, queries)
 
 
-def _answer(call: Call, asked: Sequence[Any]) -> int:
+def _answer(call: Call, queries: Sequence[Any]) -> int:
     settings, arguments = call.settings, call.arguments
     if arguments.out is not None:
         check_target(arguments, settings, is_added_to=True)
@@ -118,9 +121,6 @@ def _answer(call: Call, asked: Sequence[Any]) -> int:
     voter: DPVotingRunnable = settings.door(
         private_examples(settings), llm=load_model(settings.model), budget=budget, **chosen, **share_of(settings)
     )
-    queries = [_query_of(item, voter, settings.data.text_key) for item in asked]
-    for number, query in enumerate(queries, start=1):
-        _check_query(number, query, voter)
     with _appending(arguments.out) as out:
         _ask(call, voter, queries, out)
     if not call.is_quiet:
@@ -169,9 +169,18 @@ def _line(query: Any, result: VotingResult) -> str:
     return f"{result.label}{note}{_SOURCES[result.receipt.source]}\t{one_line(text)}"
 
 
-def _query_of(item: Any, voter: DPVotingRunnable, text_key: str) -> Any:
+def _queries(asked: Sequence[Any], settings: Settings) -> list[Any]:
+    """Returns questions as the component takes them; refuses one that could not be asked, before any is paid for."""
+    private, wording = voted_on(settings)
+    most = getattr(settings.get("serving"), "max_query_chars", None)
+    queries = [_query_of(item, wording.input_variables, settings.data.text_key) for item in asked]
+    for number, query in enumerate(queries, start=1):
+        _check_query(number, query, wording, private.max_chars if most is None else most)
+    return queries
+
+
+def _query_of(item: Any, names: Sequence[str], text_key: str) -> Any:
     """Returns a question as the component takes it: the fields of a line that are variables of the question."""
-    names = voter.wording.input_variables
     if not isinstance(item, (str, Mapping)):
         raise fail("--queries", "a text, or an object of fields, on every line", type(item).__name__)
     if not isinstance(item, Mapping):
@@ -186,13 +195,11 @@ def _query_of(item: Any, voter: DPVotingRunnable, text_key: str) -> Any:
     return {name: item[key] for name, key in keys.items()}
 
 
-def _check_query(number: int, query: Any, voter: DPVotingRunnable) -> None:
-    """Refuses a question that could not be asked, before the first one is paid for."""
+def _check_query(number: int, query: Any, wording: FewShotTemplate, most: int) -> None:
     texts = [query] if isinstance(query, str) else [str(value) for value in query.values()]
     if not any(text.strip() for text in texts):
         raise fail(f"question {number}", "text", "none")
-    length = sum(map(len, voter.wording.query(query)))
-    most = voter.private.max_chars if voter.max_query_chars is None else voter.max_query_chars
+    length = sum(map(len, wording.query(query)))
     if length > most:
         advice = "Shorten it, or set serving.max_query_chars."
         raise fail(f"question {number}", f"at most {most:,} characters", length, advice)

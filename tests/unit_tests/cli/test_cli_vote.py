@@ -290,3 +290,20 @@ def test_bad_input_is_refused_before_anything_is_paid_and_quotes_no_line(
     error = capsys.readouterr().err
     assert said in error
     assert CANARY not in error
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('"a text"\n5\nnull', "--queries: expected a text, or an object of fields, on every line, found 'int'"),
+        ('{"words": "a text"}', "--queries: expected fields ['text'] on every line"),
+        ('""', "question 1: expected text, found 'none'"),
+    ],
+)
+def test_a_dry_run_refuses_questions_that_the_run_refuses(
+    given: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "asked.jsonl").write_text(given)
+    for more in ((), ("--dry-run",)):
+        assert vote("--queries", "asked.jsonl", "--model", f"{HERE}:SURE", *more) == 2
+        assert said in capsys.readouterr().err
