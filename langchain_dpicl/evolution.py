@@ -747,6 +747,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             num_variations=search.num_variations,
             partition=private.dataset_id,
         )
+        check_enough(plan, given)
         survival = SurvivalRule(search.num_survivors, shots_per_label, search.selection, search.threshold)
         model = writing_model(
             as_model(llm), executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
@@ -822,19 +823,14 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             texts = yield from self._writer.vary(population.label, population.survivors, count, config)
         else:
             count = self.plan.num_candidates
-            texts = yield from self._writer.first(population.label, count, config, least=self._least)
+            texts = yield from self._writer.first(population.label, count, config, least=_least_candidates(self.plan))
         population.texts = texts[: self.plan.width]
-
-    @property
-    def _least(self) -> int:
-        """Least number of first candidates: a vote among fewer than two would release nothing useful."""
-        return max(2, self.plan.shots_per_label)
 
     def _embed(self, population: Population) -> EffectGenerator[Candidates]:
         """Embeds the candidates and drops those without a direction (an effect generator)."""
         embedded: Candidates = yield self._nearest.request_public(population.texts)
         candidates = embedded.with_direction()
-        survivors, least = population.survivors, 1 if population.survivors else self._least
+        survivors, least = population.survivors, 1 if population.survivors else _least_candidates(self.plan)
         # Variations that repeat survivors are voted for; where all others were dropped, survivors alone would be.
         if survivors and len(embedded) > len(survivors) and set(candidates.texts) <= set(survivors):
             population.texts = ()
@@ -932,6 +928,18 @@ def most_candidates(by_label: Mapping[str | None, tuple[str, ...]], declared: in
     if declared is not None and declared < most:
         raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)
     return most
+
+
+def check_enough(plan: EvolutionPlan, by_label: Mapping[str | None, tuple[str, ...]]) -> None:
+    """Refuses fewer first candidates of a label than its first vote needs, given ones or a cap of written ones."""
+    least = _least_candidates(plan)
+    if (fewest := min([plan.num_candidates, *map(len, by_label.values())])) < least:
+        raise fail("candidates", f"at least {least} distinct public texts of each label, for its first vote", fewest)
+
+
+def _least_candidates(plan: EvolutionPlan) -> int:
+    """Least number of first candidates: a vote among fewer than two would release nothing useful."""
+    return max(2, plan.shots_per_label)
 
 
 def _check_given(nearest: NearestRows, by_label: Mapping[str | None, tuple[str, ...]]) -> None:

@@ -1304,7 +1304,7 @@ def _training_text(out: dict[str, Any]) -> str:
 
 def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one search
-    from langchain_dpicl.evolution import first_candidates, most_candidates, plan_evolution
+    from langchain_dpicl.evolution import check_enough, first_candidates, most_candidates, plan_evolution
 
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     search = settings.get("evolution") or Evolution()
@@ -1319,6 +1319,7 @@ def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         num_survivors=search.num_survivors,
         num_variations=search.num_variations,
     )
+    check_enough(plan, given)
     return {
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens, writes_first=not given), settings),

@@ -710,9 +710,7 @@ def make_script(
     decoding: Decoding,
 ) -> DecodingSpec:
     """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
-    label_key = _label_key(private, task.open_label)
-    if task.variation_prompt is not None or task.hints:
-        raise fail("task", "neither variation_prompt nor hints, which are of PrivateEvolution", task)
+    wording = wording_of_texts(private, task)
     is_logit = isinstance(noise, LogitNoise)
     if is_logit and backend.max_top_k is not None:
         msg = (
@@ -725,7 +723,7 @@ def make_script(
         raise fail("Decoding.released_words", "None with a grammar, which says what may follow", "both")
     return DecodingSpec(
         backend,
-        generation_wording(private.text_key, label_key, private.fields, task.instruction, task.record_prompt),
+        wording,
         segments_of(task.open_label, max_tokens=max_tokens),
         *check_rules(backend, decoding),
         TextDecoder.of(noise, decoding),
@@ -735,6 +733,14 @@ def make_script(
         # True: of words that are not released yet, which a store of documents fills in.
         trees=None if trees is None else {} if trees is True else trees_of(trees, private.labels or (), backend),
     )
+
+
+def wording_of_texts(private: PrivateExamples, task: GenerationTask) -> GenerationTemplate:
+    """Returns how the prompts of a generation read; refuses a task that the declaration of the records does not fit."""
+    label_key = _label_key(private, task.open_label)
+    if task.variation_prompt is not None or task.hints:
+        raise fail("task", "neither variation_prompt nor hints, which are of PrivateEvolution", task)
+    return generation_wording(private.text_key, label_key, private.fields, task.instruction, task.record_prompt)
 
 
 def _label_key(private: PrivateExamples, label: OpenLabel | None) -> str | None:

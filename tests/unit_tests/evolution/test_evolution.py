@@ -347,6 +347,10 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
         "embeddings": LocalEmbeddings(),
     },
     "fewer candidates than given": lambda: {"evolution": SEARCH.replace(candidates=("a", "b", "c"), num_candidates=2)},
+    "fewer candidates than shots": lambda: {
+        "evolution": SEARCH.replace(candidates=("a", "b"), num_survivors=3),
+        "shots_per_label": 3,
+    },
     "more shots than survivors": lambda: {"shots_per_label": 3},
     "rounds without variations": lambda: {"evolution": SEARCH.replace(num_variations=0)},
     "a search by name": lambda: {"evolution": "rank"},
