@@ -21,6 +21,7 @@ from langchain_dpicl.cli.inputs import (
     UNREADABLE,
     Data,
     check_out,
+    csv_reader,
     is_csv,
     numbered_lines,
     numbered_rows,
@@ -158,7 +159,10 @@ def _read(path: Path, text_key: str) -> _Found:
         # Reading strictly fails up to 8 KiB before the bytes at fault, and names no line.
         with open_records(path, errors="surrogateescape") as file:
             if is_csv(path):
-                for number, row in numbered_rows(file):
+                reader = csv_reader(file)
+                if _OTHER_BYTES.search("".join(reader.fieldnames or ())):
+                    found.broken[_NO_UTF8].append(1)
+                for number, row in numbered_rows(reader):
                     _read_row(found, number, row)
             else:
                 for number, line in numbered_lines(file):
@@ -179,8 +183,6 @@ def _read_row(found: _Found, number: int, row: dict[str, Any] | None) -> None:
     if row is None:
         found.broken["more cells than the first line has fields; quote texts with commas"].append(number)
         return
-    if _OTHER_BYTES.search("".join(row)) and not found.broken[_NO_UTF8]:
-        found.broken[_NO_UTF8].append(1)
     if _OTHER_BYTES.search("".join(value or "" for value in row.values())):
         found.broken[_NO_UTF8].append(number)
     else:

@@ -226,14 +226,20 @@ def numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
-def numbered_rows(file: IO[str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yields rows of CSV with the number of their first line; None for one with more cells than fields."""
+def csv_reader(file: IO[str]) -> csv.DictReader[str]:
+    """Returns a reader of rows of CSV, which has read their names."""
     # Long texts are cut by `PrivateExamples`, not refused here.
     csv.field_size_limit(2**31 - 1)
-    reader, first = csv.DictReader(file, strict=True), 2
+    reader = csv.DictReader(file, strict=True)
     names = [name for name in reader.fieldnames or () if name]  # spreadsheets write empty ones at the end
     if len(set(names)) < len(names):
         raise csv.Error  # the last of two columns of one name would hide the first
+    return reader
+
+
+def numbered_rows(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yields rows with the number of their first line; None for one with more cells than fields."""
+    first = 2
     for row in reader:
         yield first, None if None in row else row
         first = reader.line_num + 1
@@ -247,7 +253,7 @@ def _lines(file: IO[str]) -> Iterator[Any]:
 
 
 def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
-    for _, row in numbered_rows(file):
+    for _, row in numbered_rows(csv_reader(file)):
         if row is None:
             raise csv.Error  # an unquoted comma has cut a text
         yield row

@@ -199,11 +199,12 @@ def test_lines_in_another_encoding_are_named_and_the_others_are_read(check: Any,
     assert "--text-key" not in said
 
 
-def test_a_first_line_in_another_encoding_is_named(check: Any, tmp_path: Path) -> None:
-    (path := tmp_path / "tickets.csv").write_bytes("text,café\nsound,a\n".encode("latin-1"))
+@pytest.mark.parametrize("rows", ["sound,a\n", ""])
+def test_a_first_line_in_another_encoding_is_named(check: Any, tmp_path: Path, rows: str) -> None:
+    (path := tmp_path / "tickets.csv").write_bytes(f"text,café\n{rows}".encode("latin-1"))
     said = check(path, code=1)
     assert "1, invalid UTF-8; save the file as UTF-8 (line 1)" in said
-    assert "--text-key" not in said
+    assert ("--text-key" in said) == (not rows)
 
 
 @pytest.mark.parametrize("rows", ['text;queue\n"a";"b"\n', 'text\tqueue\n"a"\t"b"\n', "text,text\na,b\n"])
