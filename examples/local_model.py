@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = synthesizer.plan.to_dict()
     print("plan     {mechanism}: clip {clip:.3g}, temperature {temperature:.3g}".format(**plan))
     print("         {num_slots} {rows} expected, one sample per demonstration, {candidates} candidates".format(**plan))
-    print("         epsilon {epsilon:.4f} at delta {delta:g}, {adjacency}".format(**plan))
+    print("         epsilon {epsilon} at delta {delta:g}, {adjacency}".format(**plan))
 
     released = DPFewShotPromptTemplate.from_run(
         synthesizer,  # writes the demonstrations here; this is what costs

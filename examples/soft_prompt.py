@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
             prompt=PROMPT,
         )
         print("plan     {steps} steps, noise {noise_scale:.3g} per number of a gradient".format(**run.plan.to_dict()))
-        print(f"         epsilon {run.plan.epsilon:.4f} at delta {run.plan.delta:g}")
+        print(f"         epsilon {run.plan.epsilon} at delta {run.plan.delta:g}")
         tests = new_questions(num_per_label=40)
         before = share_correct(SoftPromptClassifier(model, run.result), tests)
         print(f"before   {before:.0%} of new questions right")
@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> None:
 
         prompt = SoftPrompt.load(f"{folder}/prompt")  # free from here on
         checked = verify_report(prompt)
-        print(f"trained  {prompt}, verified: {checked.ok}, epsilon {checked.epsilon:.4f}")
+        print(f"trained  {prompt}, verified: {checked.ok}, epsilon {checked.epsilon}")
         classifier = SoftPromptClassifier(model, prompt)
         print(f"after    {share_correct(classifier, tests):.0%} of new questions right")
         chain = LocalLLM(backend=SoftPromptBackend(model, prompt), max_tokens=1) | StrOutputParser()

@@ -29,6 +29,7 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 # Every bound errs on the side of the audited code: a reported violation is one, except with the stated probability.
 
@@ -358,7 +359,8 @@ class AuditResult:
     def __str__(self) -> str:
         parts = [f"{self.verdict:<9} {self.check}"]
         if self.claimed_epsilon is not None and self.lower_bound is not None:
-            parts.append(f"epsilon at least {self.lower_bound:.3g}, claimed {self.claimed_epsilon:.3g}")
+            least, claimed = format_rounded_down(self.lower_bound, 3), format_rounded_up(self.claimed_epsilon, 3)
+            parts.append(f"epsilon at least {least}, claimed {claimed}")
         if self.found is not None and self.claimed is not None and self.unit != "epsilon":
             parts.append(f"{self.unit} {max(self.found, 0.0):.3g} of {self.claimed:.3g}")
         parts += [f"{self.runs:,} runs"] if self.runs else []

@@ -77,6 +77,7 @@ from langchain_dpicl.privacy.extensions.stream_ledger import RunShare, run_ticke
 from langchain_dpicl.privacy.extensions.value_counts import CountPlan
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.soft_prompts.plan import TrainingPlan
 
@@ -447,11 +448,12 @@ def check_price(subject: Subject, *, name: str = "price: computed again") -> Aud
     if remaining > 0.0 or gap == 0.0:  # a pure price at delta 0
         cost = accounting.epsilon_upper_bound(event, delta=remaining, adjacency=plan.release.adjacency)
     faults = []
+    claimed, costs = format_rounded_up(subject.epsilon), f"{format_rounded_up(cost)} at delta {subject.delta:g}"
     if subject.epsilon * (1.0 + _ROUNDING) < cost:
-        faults.append(f"claimed is epsilon {subject.epsilon:.6g}, it costs {cost:.6g} at delta {subject.delta:g}")
+        faults.append(f"claimed is epsilon {claimed}, it costs {costs}")
     exact = exact_epsilon(event, subject.delta)
     if exact is not None and cost < exact * (1.0 - _ROUNDING):
-        faults.append(f"the accountant says epsilon {cost:.6g}, the exact curve {exact:.6g}")
+        faults.append(f"the accountant says epsilon {cost}, the exact curve {exact}")
     return AuditResult(
         check=name,
         verdict="violated" if faults else "sound",
@@ -459,7 +461,7 @@ def check_price(subject: Subject, *, name: str = "price: computed again") -> Aud
         lower_bound=exact,
         delta=subject.delta,
         confidence=1.0,
-        details=tuple(faults) or (f"claimed {subject.epsilon:.6g}, costs {cost:.6g} at delta {subject.delta:g}",),
+        details=tuple(faults) or (f"claimed {claimed}, costs {costs}",),
         blind_to=_BLIND,
     )
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
-from langchain_dpicl.privacy._validate import Adjacency, exact, round_up
+from langchain_dpicl.privacy._validate import Adjacency, exact, round_up, round_up_at
 from langchain_dpicl.privacy.accounting import epsilon as engine
 from langchain_dpicl.privacy.accounting import profiles
 from langchain_dpicl.privacy.accounting.epsilon import Opinion, Price, Terms, UnitTerms, normal_form, price_of
@@ -191,7 +191,7 @@ def fft_opinion(inside: Steps, *, delta: float, price: float) -> Opinion | str:
     infinite = math.fsum(count * cut for _, _, cut, count in parts)
     lower, upper = composed.interval(delta + rare, delta - infinite)
     if not math.isfinite(upper):
-        return f"{name}: its window does not hold epsilon {price:.4g} at delta {delta:.3g}"
+        return f"{name}: its window does not hold epsilon {round_up_at(price)} at delta {delta:.3g}"
     return Opinion(name, max(lower - shift, 0.0), upper)
 
 
@@ -539,8 +539,8 @@ def _recompute_price(event: Event, price: Price, *, delta: float, adjacency: Adj
         if math.isclose(again.epsilon, price.epsilon, rel_tol=1e-9):
             return again
     raise AccountantsDisagreeError(
-        f"epsilon: the engine's bound is {price.epsilon:.6g}, a second reading of the event makes it "
-        f"{again.epsilon:.6g}. No price is given; please report the event."
+        f"epsilon: the engine's bound is {price.epsilon}, a second reading of the event makes it "
+        f"{again.epsilon}. No price is given; please report the event."
     )
 
 
@@ -602,8 +602,8 @@ def _agreeing(answer: Opinion | str, value: float, error: float) -> Opinion | st
     ):
         return answer
     raise AccountantsDisagreeError(
-        f"epsilon: the engine's bound is {value:.6g} (error at most {error:.2g}), {answer.name} says "
-        f"[{answer.lower:.6g}, {answer.upper:.6g}]. No price is given; please report the event."
+        f"epsilon: the engine's bound is {value} (error at most {error:.2g}), {answer.name} says "
+        f"[{answer.lower}, {answer.upper}]. No price is given; please report the event."
     )
 
 

@@ -16,6 +16,7 @@ from langchain_dpicl.privacy._validate import (
     check_positive,
     check_positive_delta,
     check_real,
+    round_up_at,
 )
 from langchain_dpicl.privacy.accounting import profiles
 from langchain_dpicl.privacy.accounting.epsilon import (
@@ -97,8 +98,8 @@ def calibrate(
     too_small, enough = bracket_near(exact, epsilon, high if fits is None else fits, low=low, high=high)
     if enough is None:
         raise ConfigurationError(
-            f"epsilon: expected at least {exact(high):.4g}, found {epsilon!r}: even the parameter {high:g} costs that. "
-            "Ask for fewer releases, a lower sampling rate or a larger delta."
+            f"epsilon: expected at least {round_up_at(exact(high))}, found {epsilon!r}: even the parameter {high:g} "
+            "costs that. Ask for fewer releases, a lower sampling rate or a larger delta."
         )
     if too_small is None:
         return enough

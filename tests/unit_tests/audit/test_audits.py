@@ -260,7 +260,13 @@ def test_a_violation_is_an_assertion_that_pytest_shows(monkeypatch: pytest.Monke
     with pytest.raises(PrivacyAuditError, match=r"claimed is epsilon 0\.01") as caught:
         assert_private(claimed)
     assert isinstance(caught.value, AssertionError)
+    assert float(str(caught.value).split("it costs ", 1)[1].split()[0]) >= PLANS["voting"].epsilon
     assert caught.value.report.violations()[0].check == "price: computed again"
+
+
+def test_what_is_proved_is_rounded_down_and_what_is_claimed_up() -> None:
+    result = AuditResult(check="one", verdict="sound", lower_bound=1.2399, claimed_epsilon=1.2301)
+    assert "epsilon at least 1.23, claimed 1.24" in str(result)
 
 
 def test_what_is_undecided_fails_unless_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -529,10 +529,19 @@ class TestCalibration:
         assert found == pytest.approx(1 / gdp_mu(target, 1e-5), rel=3e-4)
 
     def test_an_unreachable_limit_is_refused_with_the_least_price(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"expected at least .* even the parameter 10 costs"):
-            calibrate(
-                lambda x: RepeatedEvent(GaussianEvent(x), 100), epsilon=0.1, delta=1e-6, adjacency="add_remove", high=10
+        def noise(epsilon: float) -> float:
+            return calibrate(
+                lambda x: RepeatedEvent(GaussianEvent(x), 100),
+                epsilon=epsilon,
+                delta=1e-6,
+                adjacency="add_remove",
+                high=10,
             )
+
+        with pytest.raises(ConfigurationError, match=r"expected at least .* even the parameter 10 costs") as caught:
+            noise(0.1)
+        said = str(caught.value).split("at least ", 1)[1].split(",", 1)[0]
+        assert noise(float(said)) <= 10
 
     def test_a_limit_met_by_the_least_noise_returns_it(self) -> None:
         assert calibrate(GaussianEvent, epsilon=50.0, delta=1e-5, adjacency="add_remove", low=0.5) == 0.5
