@@ -215,7 +215,11 @@ class Component:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Component:
         """Rebuilds a component from its JSON form."""
-        return cls(**{**data, "tickets": tuple(Ticket.from_dict(item) for item in data["tickets"])})
+        made = cls(**{**data, "tickets": tuple(Ticket.from_dict(item) for item in data["tickets"])})
+        kinds = ("tickets",) if made.limit is None else ("gdp", "zcdp")
+        if made.kind not in kinds:
+            raise fail("kind", f"one of {kinds}, with the limit {made.limit}", made.kind)
+        return made
 
 
 def _is_shown(name: str, value: Any, public: Any) -> bool:

@@ -403,6 +403,16 @@ def test_whatever_a_forger_writes_is_a_problem_or_a_refusal_and_never_another_ex
     assert refused > trials / 2
 
 
+@pytest.mark.parametrize("kind", ["gdp", "other", ["tickets"], None])
+def test_tickets_are_not_taken_for_a_pool(kind: Any, file: Path, tmp_path: Path) -> None:
+    def change(lines: Lines) -> None:
+        body_of(lines, states.SEAL)["components"][0]["kind"] = kind
+
+    export = read_export(forged(file, tmp_path / "x", change))
+    with pytest.raises(LedgerError, match="kind: expected one of"):
+        Budget.open(export).use()
+
+
 def test_numbers_beyond_every_float_are_refused_wherever_they_stand(file: Path, tmp_path: Path) -> None:
     def read_with(*path: Any, refit: bool = False) -> ExportedLedger:
         return read_export(forged(file, tmp_path / "x", lambda lines: put(lines, path, 10**400), refit=refit))
