@@ -318,7 +318,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         if has_some or (has_ended and not holds_something(arguments.out)):
             save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
     if stopped:
-        again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable)
+        again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
         call.complain(f"{stopped} {saved} {again}")
     if arguments.json and (has_some or "checkpoint" in arguments):
@@ -338,11 +338,11 @@ def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:
     say("\n".join([str(budget.report()), "", *remaining_text(budget.budget)]))
 
 
-def _continuation(call: Call, *, has_workers: bool, is_durable: bool) -> str:
+def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: bool) -> str:
     if has_workers:
         return "The same command continues where this one stopped."
     if is_durable and "checkpoint" not in call.arguments:
-        return "The same command with another --out releases what is left."
+        return f"The same command{' with another --out' if has_some else ''} releases what is left, if anything is."
     if is_durable:
         return "With --checkpoint FILE from the start the same command continues where it stopped."
     return "A new run starts over, on a budget of its own."

@@ -309,7 +309,7 @@ def test_words_that_were_released_before_a_stop_are_saved(
     assert main([*paid, "--out", str(out)]) == 130
     assert set(ReleasedWords.load(out).by_label["old"]) == {"velda", "hums"}
     said = capsys.readouterr().err
-    assert f"What was released is saved in {out}. The same command with another --out releases what is left." in said
+    assert f"What was released is saved in {out}. The same command with another --out releases what is left," in said
     again = other_shells.run(*paid, "--out", str(rest := tmp_path / "rest.json"))
     assert again.returncode == 0, again.stderr
     assert set(ReleasedWords.load(rest).by_label["new"]) == {"gorgon", "sings"}
@@ -327,4 +327,9 @@ def test_a_stop_before_anything_is_released_saves_nothing(
         said = capsys.readouterr()
         assert "Nothing was released. A new run starts over, on a budget of its own." in said.err
         assert "noisy count  at least" not in said.out
+    ledger = str(tmp_path / "ledger.db")
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    kept = ("--ledger", ledger, "--component", "kept", "--delta", "1e-7")
+    assert discover(films, "--by", "director", *kept, "--out", str(tmp_path / "out.json")) == 130
+    assert "Nothing was released. The same command releases what is left, if anything is." in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
