@@ -593,19 +593,28 @@ class OperatorView:
         return {"time": now.isoformat(timespec="seconds"), "ledgers": ledgers, "refusals": self._refusals.last()}
 
 
+def _standing_names(budget: Budget) -> set[str]:
+    """Returns the components of a stream that have no last block: each window brings their tickets again."""
+    if budget.per == "life":
+        return set()
+    sealed = [each for share in budget.report().shares for each in share.terms.components]
+    return {each.name for each in sealed if each.extent is not None and each.extent[1] is None}
+
+
 def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, str], int | None]) -> dict[str, Any]:
     head = {"name": budget.name, "ledger_id": budget.ledger_id, "adjacency": budget.adjacency}
     try:
         use, tenants, parts = budget.use(), budget.tenants(), budget.spent_parts()
         per_day = pace.per_day(use.lines, now)
         opened = budget.dangling(limit=1000)
+        standing = _standing_names(budget)
     except LedgerError:
         return {**head, "readable": False}
     components = []
     for name, tickets in use.tickets.items():
         rate = per_day.get(name, 0.0)
         shown = {"name": name, **tickets._asdict(), "spent": parts[name], "per_day": rate}
-        components.append({**shown, "days_left": tickets.left / rate if rate else None})
+        components.append({**shown, "days_left": tickets.left / rate if rate and name not in standing else None})
     components += [
         {"name": name, "pool_left": left, "spent": parts[name], "per_day": None, "days_left": None}
         for name, left in use.pools.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -122,6 +122,19 @@ def test_a_share_that_lasts_and_one_that_is_spent(budget: Budget, clock: Clock, 
     share.reserve("query", count=900)
     (votes,) = view.to_dict()["ledgers"][0]["components"]
     assert (votes["left"], votes["days_left"], votes["spent"]) == (0, 0.0, 1.0)
+
+
+def test_a_share_whose_tickets_come_again_has_no_last_day(clock: Clock, tmp_path: Path) -> None:
+    clock.now, today = datetime.now(UTC), (datetime.now(UTC) - datetime.fromtimestamp(0, UTC)).days
+    budget = Budget(epsilon=4.0, delta=1e-6, per="30 days")
+    for name, last in (("standing", None), ("once", today + 3)):
+        ticket = Ticket("run", GaussianEvent(20.0), max_count=4)
+        share = budget.declare(name, tickets=[ticket], epsilon=1.0, delta=1e-7, extent=(today - 30, last))
+        share.reserve("run", blocks=(today, today))
+    (found,) = OperatorView([budget], RefusalLog(tmp_path / "x"), {}).to_dict()["ledgers"]
+    standing, once = found["components"]
+    assert (standing["left"], standing["per_day"] > 0, standing["days_left"]) == (3, True, None)
+    assert once["days_left"] == pytest.approx(3 / once["per_day"])
 
 
 def test_readers_at_the_same_time_count_every_ticket_once(
