@@ -131,6 +131,13 @@ def test_it_says_so_when_the_service_is_gone(browser: Any, served: str) -> None:
     assert browser.run("document.getElementById('state').className") == "late"
 
 
+def test_it_says_so_while_the_service_waits_for_a_ledger(browser: Any, served: str) -> None:
+    opened(browser, served, 390, dark=False)
+    browser.run("window.fetch = () => new Promise(() => {}); void refresh()")
+    assert "As of" not in await_text(browser, "What is shown is older")
+    assert browser.run("document.getElementById('state').className") == "late"
+
+
 def test_it_is_one_file_that_loads_nothing_and_changes_nothing() -> None:
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: Any) -> None:
