@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from langchain_dpicl.cli.check import add_audit, add_report, run_audit
 from langchain_dpicl.cli.inputs import add_flags, add_settings, read_json
@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return BAD_INPUT
-    return explain(lambda: arguments.run(arguments), typed, quiet=getattr(arguments, "quiet", False))
+    code = explain(lambda: arguments.run(arguments), typed, quiet=getattr(arguments, "quiet", False))
+    _tell("")  # what a bar could not write, Python would write again at its end
+    return code
 
 
 def _open_missing_streams() -> None:
@@ -159,7 +161,7 @@ def _show_version() -> int:
 
 
 def _complain(message: str) -> None:
-    print(f"dpicl: {message}", file=sys.stderr)
+    _tell(f"dpicl: {message}\n")
 
 
 def _keep_quiet(*_: object, **__: object) -> None:
@@ -168,7 +170,20 @@ def _keep_quiet(*_: object, **__: object) -> None:
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
     """Shows a warning on one line, without the place in the code that raised it."""
-    print(f"dpicl: note: {message}", file=sys.stderr)
+    _tell(f"dpicl: note: {message}\n")
+
+
+def _tell(text: str) -> None:
+    """Prints on stderr; a closed one stops no run and changes no exit code."""
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Leads a stream that is closed elsewhere to nowhere: Python writes again what waits, at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say(text: str) -> None:
@@ -177,7 +192,7 @@ def _say(text: str) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes again what waits, at its end
+        _drop(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "stdout") from None
 

@@ -775,14 +775,23 @@ def reads_of(budget: Budget, share: Share) -> dict[str, Any]:
     return {"reads": reads_claims(terms, share.blocks)}
 
 
-def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
-    """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set.
+@contextmanager
+def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Iterator[Any]:
+    """Shows a progress bar; `progress` None: on a terminal only, unless TQDM_DISABLE is set.
 
     A process without stderr, such as a service of Windows, or with a closed one shows none.
     """
     is_off = bool(os.environ.get("TQDM_DISABLE")) or None if progress is None else not progress
     is_shown = sys.stderr is not None and not getattr(sys.stderr, "closed", False)
-    return tqdm(total=total, unit=unit, desc=words, disable=is_off if is_shown else True, leave=False)
+    try:
+        bar = tqdm(total=total, unit=unit, desc=words, disable=is_off if is_shown else True, leave=False)
+    except (OSError, ValueError):  # a terminal that is gone
+        bar = tqdm(disable=True)
+    try:
+        yield bar
+    finally:
+        with suppress(OSError, ValueError):
+            bar.close()
 
 
 def tick(bar: Any) -> None:

@@ -1187,6 +1187,14 @@ class TestAnInterruptedRun:
         assert "Broken pipe" not in done.stderr
         assert len(ReleasedDemonstrations.load(out).examples) == 2
 
+    def test_a_reader_of_stderr_that_leaves_changes_no_exit_code(self) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        typed = [sys.executable, "-m", "langchain_dpicl.cli.main", "check", "nowhere.jsonl"]
+        done = subprocess.run(typed, stderr=writer, cwd=Path(__file__).resolve().parents[3], check=False)
+        os.close(writer)
+        assert done.returncode == 2
+
     @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
     def test_a_stream_that_the_shell_closed_does_not_stop_it(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str

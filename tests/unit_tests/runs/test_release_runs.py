@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -134,6 +135,21 @@ class TestLines(JournalContract):
     ) -> None:
         monkeypatch.setattr(sys, "stderr", None)  # as Python starts under pythonw, or with `2>&-`
         assert len(lines(budget, Calls()).run(progress=progress)) == NUM_LINES
+
+    @pytest.mark.parametrize("left", [0, 1, 2, 3])
+    def test_a_terminal_that_goes_away_ends_no_run(
+        self, budget: Budget, monkeypatch: pytest.MonkeyPatch, left: int
+    ) -> None:
+        class Terminal(io.StringIO):
+            def write(self, text: str) -> int:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise BrokenPipeError
+                return len(text)
+
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        assert len(lines(budget, Calls()).run(progress=True)) == NUM_LINES
 
     def test_a_stream_that_is_left_makes_way_for_a_run(self, budget: Budget) -> None:
         made = lines(budget, Calls())
