@@ -389,8 +389,12 @@ def _bound(arguments: argparse.Namespace) -> socket.socket:
     except (OSError, OverflowError) as error:
         found.close()
         why = getattr(error, "strerror", None) or "no such port"
-        raise fail("--port", "a free address of this machine", f"{arguments.host}:{arguments.port} ({why})") from None
+        raise _not_free(f"{arguments.host}:{arguments.port}", why) from None
     return found
+
+
+def _not_free(address: str, why: str) -> ConfigurationError:
+    return fail("--port", "a free address of this machine", f"{address} ({why})")
 
 
 # Without a configuration of uvicorn's own, which closes all handlers of logging that there are, also an application's.
@@ -415,10 +419,17 @@ def _listen(
     import uvicorn
 
     host, port = listening.getsockname()[:2]
-    say(f"serving {', '.join(service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}{path}")
-    log_charges()
+    address = f"{f'[{host}]' if ':' in host else host}:{port}"
     config = uvicorn.Config(asked, timeout_graceful_shutdown=_GRACE, **_QUIET)
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        listening.listen(config.backlog)  # two servers that start at one time may both be bound
+    except OSError as error:
+        raise _not_free(address, str(error.strerror)) from None
+    say(f"serving {', '.join(service.offered)} at http://{address}{path}")
+    log_charges()
+    server = uvicorn.Server(config)
+    logging.getLogger("uvicorn.error").addFilter(lambda _: not server.force_exit)  # what a second Ctrl-C cuts off
+    server.run(sockets=[listening])
     return DONE
 
 

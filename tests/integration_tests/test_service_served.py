@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import socket
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ import httpx
 import uvicorn
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler
-from langchain_dpicl.exceptions import LedgerError
+from langchain_dpicl.cli.serve import _bound, _listen
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import open_store
 from tests.loopback_provider import provider
@@ -143,6 +146,22 @@ def test_an_address_that_is_taken_stops_the_start_with_one_line(
     assert f"127.0.0.1:{port} (Address already in use)" in capsys.readouterr().err
     assert main(["serve", "none.db", "--config", "app.toml", "--port", "70000"]) == 2
     assert "127.0.0.1:70000 (no such port)" in capsys.readouterr().err
+
+
+@pytest.mark.loopback
+def test_of_two_that_start_at_one_time_the_second_says_that_the_port_is_taken() -> None:
+    async def app(*_: Any) -> None:
+        raise NotImplementedError
+
+    said: list[str] = []
+    asked = argparse.Namespace(host="127.0.0.1", port=0)
+    with _bound(asked) as first:
+        asked.port = first.getsockname()[1]
+        with _bound(asked) as second:  # which the system lets both have, until one listens
+            first.listen()
+            with pytest.raises(ConfigurationError, match=f"--port: .*:{asked.port} .Address already in use"):
+                _listen(app, SimpleNamespace(offered=["ask"]), second, said.append)  # type: ignore[arg-type]
+    assert not said
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(

@@ -220,6 +220,25 @@ def test_the_command_says_at_which_port_it_listens_or_that_the_port_is_taken(
 
 
 @pytest.mark.loopback
+def test_a_second_ctrl_c_ends_a_server_without_a_traceback(config: Path) -> None:
+    stdio = over_standard_input(config)
+    command = [stdio.command, *stdio.args[:2], "mcp", "budget.db", "--config", str(config), "--http", "--port", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, env={**os.environ, **(stdio.env or {})}, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if "serving" in line), "")
+        try:
+            httpx.get(f"{said.split()[-1]}/", timeout=60)  # it answers now
+            for _ in range(2):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.05)  # less than uvicorn waits for
+            assert "Traceback" not in process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.loopback
 def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: str) -> None:
     for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {KEYS['acme']}"}):
         answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers, timeout=300)
