@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -62,6 +63,8 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover  Windows has no such locks
     fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "langchain-dpicl/run"
 VERSION = 1
@@ -742,6 +745,8 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
     try:
         inner = budget.report().to_dict()
     except LedgerUnavailableError:
+        said = "%s: the ledger is out of reach: the report is of the ledger as it was read last. Save it again later."
+        logger.warning(said, share.component)  # a warning that is made an error would lose what is paid for
         inner = budget._last_report(share.component).to_dict()  # noqa: SLF001  others get a report that is read anew
     return {
         "format": RELEASE_FORMAT,

@@ -1086,7 +1086,12 @@ class TestAnInterruptedRun:
         assert len(ReleasedDemonstrations.load(out).examples) == 1
 
     def test_an_outage_of_the_ledger_behind_the_last_ticket_costs_no_demonstration(
-        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        records: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         streamed = DemonstrationSynthesizer.stream
 
@@ -1102,6 +1107,7 @@ class TestAnInterruptedRun:
         monkeypatch.setattr(DemonstrationSynthesizer, "stream", then_out)
         assert generate(records, out, "--ledger", ledger, "--component", "mine") == 2
         assert "the database went away" in capsys.readouterr().err
+        assert "mine: the ledger is out of reach: the report is of the ledger as it was read last." in caplog.text
         released = ReleasedDemonstrations.load(out)
         assert len(released.examples) == 2
         assert released.verify().ok
