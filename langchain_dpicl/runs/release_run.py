@@ -788,15 +788,27 @@ def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Iter
     """
     is_off = bool(os.environ.get("TQDM_DISABLE")) or None if progress is None else not progress
     is_shown = sys.stderr is not None and not getattr(sys.stderr, "closed", False)
-    try:
-        bar = tqdm(total=total, unit=unit, desc=words, disable=is_off if is_shown else True, leave=False)
-    except (OSError, ValueError):  # a terminal that is gone
-        bar = tqdm(disable=True)
-    try:
+    how: dict[str, Any] = {"file": _Terminal(sys.stderr), "dynamic_ncols": True, "leave": False}
+    with tqdm(total=total, unit=unit, desc=words, disable=is_off if is_shown else True, **how) as bar:
         yield bar
-    finally:
+
+
+class _Terminal:
+    """The stderr of a bar, which takes nothing any more once it is gone: an error would leave tqdm's lock held."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
         with suppress(OSError, ValueError):
-            bar.close()
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def tick(bar: Any) -> None:

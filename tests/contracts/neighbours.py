@@ -160,9 +160,6 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self.shown.append("end")
 
 
