@@ -30,7 +30,7 @@ from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, noise_of
+from langchain_dpicl.options import FewShotTask, Noise, noise_of
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def voted_on(settings: Settings) -> tuple[PrivateExamples, FewShotTemplate]:
 
     private, asked = private_examples(settings, are_read=False), settings.get
     task = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"), asked("prefix", ""))
-    return private, VotingTask.of(private, task, asked("answers") or LabelAnswers()).wording
+    return private, VotingTask.of(private, task, settings.answers).wording
 
 
 def name_of(settings: Settings) -> str:
