@@ -20,7 +20,6 @@ from tests.canary import canaries_in
 from tests.leaks import rooms
 from tests.leaks.matrix import _perform
 from tests.leaks.scene import Scene
-from tests.process_models import writer
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +78,9 @@ def test_the_advice_of_a_refusal_works_while_the_sdk_is_instrumented() -> None:
     assert canaries_in(done.stderr) == []
 
 
-def test_private_evolution_wants_the_model_itself() -> None:
+def test_private_evolution_wants_the_model_itself(asked: tuple[PrivateProcess, Path]) -> None:
     private = PrivateExamples([{"text": "a b c"}] * 30, public_size=30)
     budget = PrivacyBudgetCallbackHandler(epsilon=5.0, delta=1e-4)
-    with PrivateProcess("openai:gpt-4o") as llm, pytest.raises(ConfigurationError, match="the model itself"):
-        PrivateEvolution.from_private_examples(private, llm=llm, epsilon=5.0, budget=budget)
-    with PrivateProcess(writer) as process, pytest.raises(ConfigurationError, match="the model itself"):
-        PrivateEvolution.from_private_examples(private, llm=process.engine("texts"), epsilon=5.0, budget=budget)
+    for llm in (asked[0], asked[0].engine("texts")):
+        with pytest.raises(ConfigurationError, match="the model itself"):
+            PrivateEvolution.from_private_examples(private, llm=llm, epsilon=5.0, budget=budget)
