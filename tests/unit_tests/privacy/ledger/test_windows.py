@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import random
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
 from tests.durable import EarlyStore
+from tests.faults.children import Child
 from tests.windows.simulator import Simulation, header, random_schedule, terms_of
 
 RUN = [Ticket("run", GaussianEvent(20.0), max_count=2, refundable=True)]
@@ -409,32 +412,23 @@ def test_what_was_leased_for_one_run_goes_back_before_the_next_one(monkeypatch: 
     ledger.verify()
 
 
-_KILLED = """
-import sys
-from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
-from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.reports import verify_report
-from langchain_dpicl.stores import SQLiteStore
-ledger = Budget.open(SQLiteStore(sys.argv[1]), most_held=1)
-tickets = [Ticket("run", GaussianEvent(400.0), max_count=50, refundable=True)]
-share = ledger.declare("weekly", tickets=tickets, epsilon=1.0, delta=1e-7, extent=(0, None))
-for block in range(100_000):
-    share.reserve("run", blocks=(block, block + 3))
-    print(block, flush=True)
-"""
+def spend_without_end(path: Path, tell: Callable[[int], None]) -> None:
+    ledger = Budget.open(SQLiteStore(path), most_held=1)
+    share = weekly(ledger, tickets=[Ticket("run", GaussianEvent(400.0), max_count=50, refundable=True)])
+    for block in range(100_000):
+        share.reserve("run", blocks=(block, block + 3))
+        tell(block)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_what_a_killed_process_reserved_stays_charged_to_its_windows_alone(tmp_path: Path) -> None:
     path = tmp_path / "b.db"
     store = SQLiteStore.new(path)
     ledger = Budget(epsilon=1.0, delta=1e-6, per="7 days", store=store)
-    child = subprocess.Popen([sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    granted = [int(next(child.stdout)) for _ in range(12)]
-    child.send_signal(signal.SIGKILL)
-    granted += [int(line) for line in child.stdout if line.strip()]
-    child.wait()
+    child = Child(functools.partial(spend_without_end, path))
+    child.wait_for_words(12)
+    child.kill()
+    granted = child.lines()
     ledger.verify()
     share = weekly(ledger, tickets=[Ticket("run", GaussianEvent(400.0), max_count=50, refundable=True)])
     # A window touches the runs on blocks k to k + 3 of which it has one: ten of them, far from the ends.
