@@ -323,7 +323,8 @@ class DecodingSpec:
       margin: candidates this close to the last of the public top-K are candidates too (Top-k+).
       grammar: constrains the texts; None: unconstrained.
       trees: released words by label, whose tokens are candidates too; those of None are for all labels. None: no words.
-      eos_column: the column of EOS in the vocabulary, for engines that compute the public row with the private ones.
+      is_fused: whether the engine computes the public row in the batch of the private ones.
+      eos_column: the column of EOS in the vocabulary, for such engines.
     """
 
     backend: NextTokenBackend
@@ -337,16 +338,14 @@ class DecodingSpec:
     margin: float = 0.0
     grammar: BoundGrammar | None = None
     trees: Mapping[str | None, WordTree] | None = None
+    is_fused: bool = field(init=False, default=False)
     eos_column: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        # Asked before every token: a check against a protocol takes longer than the rest of a step's bookkeeping.
+        object.__setattr__(self, "is_fused", isinstance(self.backend, FullBackend))
         if self.is_fused:
             object.__setattr__(self, "eos_column", list(self.backend.vocabulary()).index(self.backend.eos))
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the engine computes the public row in the batch of the private ones."""
-        return isinstance(self.backend, FullBackend)
 
     def field_of(self, segment: Segment) -> str:
         """Returns the record field a segment fills."""
