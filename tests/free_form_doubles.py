@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.options import EmbeddingAnswers, KeywordAnswers, Noise, Rows
@@ -75,7 +76,9 @@ class OneHot(Embeddings):
         return self.embed_documents([text])[0]
 
 
-VECTORS = EmbeddingAnswers(embeddings=OneHot(), candidates=tuple(CANDIDATES))
+VECTORS = EmbeddingAnswers(embeddings=SilentEmbeddings(OneHot()), candidates=tuple(CANDIDATES))
+"""Silent already: each component would start threads of its own."""
+
 WORDS = KeywordAnswers(keywords=("police", "bank", "claim", "day", "snow"), num_keywords=2)
 
 
