@@ -151,7 +151,7 @@ AROUND: dict[str, Any] = {
 @pytest.mark.parametrize("around", AROUND)
 def test_a_hook_that_comes_later_costs_nothing(around: str) -> None:
     model = tiny_hf.llama()
-    component = embedding(llm=AROUND[around](model))
+    component = embedding(llm=AROUND[around](model), answers=VECTORS.replace(max_tokens=2))
     component.invoke("before")
     handle = model.register_forward_hook(lambda module, args, output: None)
     try:

@@ -141,14 +141,20 @@ def test_a_curve_without_a_finite_point_is_refused(monkeypatch: pytest.MonkeyPat
     assert (list(charged.get_xdata()), list(charged.get_ydata())) == ([1e-6], [3.0])
 
 
-@pytest.mark.parametrize(("end", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("draw", "kind", "end", "start"),
+    [
+        (plot_budget, Path, "png", b"\x89PNG"),
+        (plot_budget, str, "svg", b"<?xml"),
+        (plot_epsilon_delta, str, "pdf", b"%PDF"),
+    ],
+)
 def test_pictures_are_written_in_the_format_of_the_name(
-    end: str, start: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    draw: Any, kind: Any, end: str, start: bytes, *, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    report = report_of(monkeypatch, ("a", 3.0, 1.0))
-    for draw, path in ((plot_budget, tmp_path / f"b.{end}"), (plot_epsilon_delta, str(tmp_path / f"e.{end}"))):
-        draw(report, path)
-        assert Path(path).read_bytes().startswith(start)
+    path = tmp_path / f"picture.{end}"
+    draw(report_of(monkeypatch, ("a", 3.0, 1.0)), kind(path))
+    assert path.read_bytes().startswith(start)
 
 
 def test_a_format_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
