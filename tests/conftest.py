@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from pytest_socket import disable_socket, enable_socket
 
 from langchain_dpicl.backends import allow_wrappers
-from langchain_dpicl.backends.private_calls import method_checks
+from langchain_dpicl.backends.private_calls import call, method_checks
 from tests import ledgers
 from tests.hang_guard import HangGuard
 from tests.ordering import shuffled
@@ -34,6 +34,9 @@ os.environ.setdefault("RAY_enable_worker_prestart", "0")
 
 # For each word of a parser argparse looks through the disk for a translation, in every language but this one.
 os.environ.setdefault("LANGUAGE", "C")
+
+# All threads of an engine start at once, and nearly every test has engines of its own: fewer of them, for few rows.
+DEFAULT_CONCURRENCY, call.DEFAULT_CONCURRENCY = call.DEFAULT_CONCURRENCY, 8
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -229,8 +232,8 @@ def leave_dropped_clients_alone() -> None:
 def nothing_left() -> Iterator[None]:
     """Lets each test begin as a process that has bound no examples yet: names of data sets repeat between tests.
 
-    Nor does it write to the stores of budgets that another test dropped, whose disks and servers are gone. What a test
-    names for its process is forgotten after it. One fixture, as each costs every test a tenth of a millisecond.
+    No test writes to the stores of budgets that another one dropped, whose disks and servers are gone. What a test names
+    for its process is forgotten after it. One fixture, as each costs every test a tenth of a millisecond.
     """
     bound = sys.modules.get("langchain_dpicl.privacy.private_examples")
     if bound is not None:
@@ -277,6 +280,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def default_concurrency() -> int:
+    """How many calls the package has in flight at once by default."""
+    return DEFAULT_CONCURRENCY
 
 
 @pytest.fixture(scope="session")

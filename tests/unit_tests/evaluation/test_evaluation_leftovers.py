@@ -16,6 +16,7 @@ from langchain_core.language_models.llms import LLM
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.evaluation import Exact, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
+from langchain_dpicl.evaluation.chains import DEFAULT_CONCURRENCY
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from tests.unit_tests.evaluation.test_evaluating import CARD, TEMPLATE, reader
@@ -183,7 +184,7 @@ def measured(ask, limit, size):
     model = Meeting(barrier=threading.Barrier(limit), at_work=AtWork(), tasks=[])
     records = [{"text": "it was declined", "queue": "card"}] * size
     private = PrivateExamples(records, label_key="queue", labels=("card", "transfer"), public_size=100)
-    config = {} if limit == 32 else {"max_concurrency": limit}
+    config = {} if limit == DEFAULT_CONCURRENCY else {"max_concurrency": limit}
     given = {"evaluators": EXACT, "budget": Budget(epsilon=20.0, delta=1e-5), "epsilon": 20.0, "config": config}
 
     async def awaited():
@@ -195,7 +196,7 @@ def measured(ask, limit, size):
     return model
 
 
-@pytest.mark.parametrize("limit", [1, 3, 32, 70])
+@pytest.mark.parametrize("limit", [1, 3, DEFAULT_CONCURRENCY, 70])
 @pytest.mark.parametrize("ask", ["sync", "async"])
 def test_as_many_calls_are_in_flight_as_the_config_allows(ask, limit):
     assert measured(ask, limit, 2 * limit).at_work.most == limit

@@ -386,7 +386,7 @@ def test_the_number_of_threads_says_nothing_of_the_sample():
         question.ask([OpaqueValue((CARD,))] * size).run()
     assert seen[0]
     assert all(later <= seen[0] for later in seen)  # those of earlier tests may end meanwhile
-    assert threading.active_count() - before <= 32
+    assert threading.active_count() - before <= call_pool.DEFAULT_CONCURRENCY
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_concurrency": 2}])
