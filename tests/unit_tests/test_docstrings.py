@@ -10,6 +10,7 @@ import importlib
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,7 @@ def protocols() -> list[type]:
     ]
 
 
+@functools.cache
 def protocols_of(owner: type) -> list[type]:
     """The package's Protocols whose every method the class has."""
     asked = {kind: {name for base in kind.__mro__ if own(base) for name in vars(base)} for kind in protocols()}
@@ -144,13 +146,19 @@ def entries(doc: str, *titles: str) -> set[str]:
     return {name.strip(" *") for head in heads for name in head.split(",")}
 
 
+@functools.cache
+def classes_in(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module, which is parsed once; `inspect` parses all of it for each class."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
 def told_fields(thing: type) -> set[str]:
     """The fields of a class that have a text of their own underneath."""
     found = set()
     for base in thing.__mro__:
         if own(base) and base.__module__ != "builtins" and vars(base).get("__annotations__"):
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-            for field, below in itertools.pairwise(body):
+            for field, below in itertools.pairwise(classes_in(base.__module__)[base.__name__].body):
                 if (
                     isinstance(field, ast.AnnAssign)
                     and isinstance(below, ast.Expr)
