@@ -71,8 +71,8 @@ class LangChainBackend(TextEngine):
       retry: how long each row's call is waited for.
 
     Raises:
-      CapabilityError: a probe with public text shows no logprobs, fewer than `max_top_k`, or no continuation; or it is
-        a decision model.
+      CapabilityError: a probe with public text shows no logprobs, those of thoughts, fewer than `max_top_k`, or no
+        continuation; or it is a decision model.
       ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
         seconds. The client's own retries and timeout come on top.
       UnsilencableModelError: see `silence`.

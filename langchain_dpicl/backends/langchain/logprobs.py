@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.langchain.texts import end_of_thoughts
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
     ModelOutput,
@@ -36,6 +37,7 @@ from langchain_dpicl.backends.private_calls.public_calls import (
     PROBE_CHOICES,
     PROBE_PROMPT,
     TAKE_ANOTHER,
+    THINKING_OFF,
     VOTES,
     advice,
     advice_elsewhere,
@@ -594,14 +596,14 @@ def probe(
       is_full: whether the number stands for the whole vocabulary.
 
     Raises:
-      CapabilityError: no logprobs (`NoLogprobsError`), or no continuation.
+      CapabilityError: no logprobs, or those of thoughts (`NoLogprobsError`), or no continuation.
       ModelCallError: nobody answered.
     """
     name = calls.model.name
     wire, reply = _find_top_k(calls, wire, numbers)
     what = "logprobs"
     about = partial(whole_vocabulary, asked=wire.asked) if is_full else advice
-    probe_answer_or_raise(name, reply, asked=what, advice=partial(about, kind, name), lack=NoLogprobsError)
+    answer = probe_answer_or_raise(name, reply, asked=what, advice=partial(about, kind, name), lack=NoLogprobsError)
     entries = wire.entries(reply)
     if any(id_of_placeholder(entry) is not None for entry, _ in entries):
         load()
@@ -615,10 +617,22 @@ def probe(
             f"{name} answered a public probe with 0 for the token it wrote and {_IMPOSSIBLE:g} or less for every "
             f"other one: these are no log-probabilities. {ONE_HOT}"
         )
+    if _thinks_first(answer.reveal(), is_chat=wire.is_chat):
+        raise NoLogprobsError(
+            f"{name} answered a public probe with tokens that are no part of an answer: it thinks first, and reports "
+            f"the log-probabilities of its thoughts. Either {THINKING_OFF}, or take its text as a vote, with room for "
+            "the thoughts: TextVoteBackend(llm, options={'max_tokens': 2000})"
+        )
     tests = _tests(wire, reply, name)
     if wire.continuation == "prefill" and wire.prefill is None:
         wire = _find_continuation(calls, wire, tests)
     return ProbeResult(wire, entries, reported)
+
+
+def _thinks_first(answer: ModelOutput, *, is_chat: bool) -> bool:
+    """Whether a public answer begins with thoughts, which servers of chat models may hide from its text."""
+    is_hidden = is_chat and not answer.text.strip() and answer.finish_reason not in FINISHED
+    return is_hidden or end_of_thoughts(answer.text) > 0
 
 
 def _is_one_hot(entries: Sequence[Entry]) -> bool:

@@ -30,6 +30,7 @@ from langchain_dpicl.backends.private_calls.call import (
 from langchain_dpicl.backends.private_calls.public_calls import (
     PROBE_CHOICES,
     PROBE_PROMPT,
+    THINKING_OFF,
     answer_or_raise,
     probe_answer_or_raise,
 )
@@ -206,10 +207,32 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
     return cut_at_stop(reply.answer.reveal().text[:], stop)  # of a text of another class, a plain one
 
 
-def completion_of(reply: Reply, stop: Sequence[str], *, is_chat: bool) -> str:
-    """Is `text_of`, but white space that a chat model begins with is no text: a stop string in it ends nothing."""
-    text = text_of(reply, () if is_chat else stop)
-    return cut_at_stop(text.lstrip(), stop) if is_chat and stop else text
+# Up to the last mark that ends a thought, and all behind one that none ends; a chat template may write the first mark.
+_THOUGHTS = re.compile(
+    r"(?:.*(?:</think>|</thinking>|</thought>|\[/THINK\]|<\|channel\|>final<\|message\|>))?"
+    r"(?:\s*(?:<think|<thought|\[THINK\]|<\|channel\|>).*)?",
+    re.DOTALL,
+)
+
+
+def end_of_thoughts(text: str) -> int:
+    """Returns where the thoughts before an answer end, as models write them; 0: there are none.
+
+    >>> [end_of_thoughts(text) for text in ("card", "<think>no</think>card", "<think>no")]
+    [0, 17, 9]
+    """
+    thoughts = _THOUGHTS.match(text)
+    return thoughts.end() if thoughts else 0
+
+
+def _answer_of(reply: Reply, stop: Sequence[str] = (), *, is_chat: bool = True) -> str:
+    """Is `text_of` without thoughts before the answer; "" if there is nothing else.
+
+    White space behind thoughts, or that a chat model begins with, is no text: a stop string in it ends nothing.
+    """
+    text = text_of(reply)
+    answer = text[end_of_thoughts(text) :]
+    return cut_at_stop(answer.lstrip() if answer != text or (is_chat and stop) else answer, stop)
 
 
 def is_refusal(message: BaseMessage) -> bool:
@@ -268,7 +291,7 @@ class TextEngine(SilentEngine):
         output = answer_or_raise(self.name, reply).reveal()
         # A chat model is sent no stop string, so that nothing but a fault leaves it without text.
         is_fault = self._model.is_chat or not stop or _is_no_answer(output.finish_reason)
-        text = completion_of(reply, stop, is_chat=self._model.is_chat)
+        text = _answer_of(reply, stop, is_chat=self._model.is_chat)
         if is_fault and not text.strip():
             raise ModelCallError(
                 f"a public call to {self.name}, asked as private ones are, brought no text that counts. {_ROOM}; if it "
@@ -277,7 +300,7 @@ class TextEngine(SilentEngine):
         return text
 
     def _texts(self, replies: Sequence[Reply], stop: Sequence[str]) -> list[str]:
-        read = partial(completion_of, stop=stop, is_chat=self._model.is_chat)
+        read = partial(_answer_of, stop=stop, is_chat=self._model.is_chat)
         return [read_silently(partial(read, reply)) or "" for reply in replies]
 
     def _text_requests(
@@ -302,7 +325,7 @@ _REJECTED = (
 )
 _ROOM = (
     "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': ...}), or "
-    "text_options= of a LangChainBackend), or switch the thinking off"
+    f"text_options= of a LangChainBackend), or {THINKING_OFF}"
 )
 _NO_ANSWER = frozenset(
     {
@@ -471,7 +494,7 @@ class TextVoteBackend(TextEngine):
             self._text_options["temperature"] = None
             reply = self._ask_probe()
         probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
-        if not text_of(reply).strip():
+        if not _answer_of(reply).strip():
             raise CapabilityError(
                 f"{self.name} answered a public probe without text. {_ROOM}; otherwise take another model"
             )
@@ -484,7 +507,7 @@ def _place(reply: Reply, names: ChoiceNames, *, other: int) -> int | None:
     """Returns the place of the named choice, `other` if no choice is named, None without an answer."""
     if reply.answer is None:
         return None
-    place = names.named(text_of(reply))
+    place = names.named(_answer_of(reply))
     return other if place is None else place
 
 

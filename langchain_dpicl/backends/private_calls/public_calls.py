@@ -29,6 +29,12 @@ ONE_HOT = (
 )
 """Advice where a server writes 0 and -9999 in the place of log-probabilities."""
 
+THINKING_OFF = (
+    "switch the thinking off (ChatOllama(reasoning=False), reasoning_effort='none', or for vLLM and llama.cpp "
+    "ChatOpenAI(extra_body={'chat_template_kwargs': {'enable_thinking': False}}))"
+)
+"""Advice where a model thinks before it answers."""
+
 
 @dataclass(frozen=True)
 class AdviceRow:

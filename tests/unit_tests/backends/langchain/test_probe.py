@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
@@ -17,7 +19,7 @@ from langchain_dpicl.backends.langchain.logprobs import PROMPT, agreement
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.private_calls.public_calls import FACTS, advice, combine_advice
-from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.private_examples import PrivateExamples
@@ -66,6 +68,19 @@ def rejecting(kind: str, most: int, *, reported: int = 20) -> tuple[Any, str]:
     return Rejecting(answer=fixed(spread(WORDS)), payload=cut(payload)), name
 
 
+class Thinker(WritingChat):
+    """A chat model whose first tokens are thoughts; a server with a reasoning parser hides them from its text."""
+
+    is_hidden: bool
+    finish_reason: str = "length"
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        [made] = super()._generate(*args, **kwargs).generations
+        info = {**(made.generation_info or {}), "finish_reason": self.finish_reason}
+        said = AIMessage("") if self.is_hidden else made.message
+        return ChatResult(generations=[ChatGeneration(message=said, generation_info=info)])
+
+
 class TestLogprobs:
     def test_of_a_completion_model_take_one_call(self) -> None:
         model = WritingLLM(answer=odd_rows())
@@ -95,6 +110,27 @@ class TestLogprobs:
         for kind in (ScriptedChat, ScriptedLLM):
             with pytest.raises(CapabilityError, match=r"spells tokens as ids.*tokenizer="):
                 LangChainBackend(kind(answer=fixed(tops)))
+
+    @pytest.mark.parametrize("engine", [as_backend, as_choice_backend])
+    @pytest.mark.parametrize("is_hidden", [True, False], ids=["hidden", "shown"])
+    def test_of_thoughts_are_refused_with_how_to_switch_them_off(
+        self, is_hidden: bool, engine: Callable[[Any], Any]
+    ) -> None:
+        model = Thinker(answer=fixed({"<think>": 0.9, " card": 0.05}), is_hidden=is_hidden)
+        advised = r"thinks first.*reasoning=False.*reasoning_effort='none'.*'enable_thinking': False.*'max_tokens'"
+        with pytest.raises(CapabilityError, match=advised):
+            engine(model)
+        assert len(model.seen) == 1
+
+    def test_of_thoughts_are_refused_of_completion_models_that_show_them(self) -> None:
+        with pytest.raises(CapabilityError, match="thinks first"):
+            LangChainBackend(WritingLLM(answer=fixed({"<think>": 0.9, " card": 0.05})))
+
+    def test_of_a_blank_beginning_are_no_thoughts(self) -> None:
+        blank = fixed({"\n": 0.9, " card": 0.05})
+        assert LangChainBackend(WritingLLM(answer=blank)).max_top_k == 2  # such a model shows what it writes
+        ended = Thinker(answer=blank, is_hidden=True, finish_reason="stop")
+        assert LangChainBackend(ended, continuation="instruct").max_top_k == 2
 
     @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
     @pytest.mark.parametrize("reported", [2, 5, 12, 19])

@@ -301,6 +301,53 @@ class TestVotes:
             await engine.ascore_choices([], choices)
 
 
+class TestThoughts:
+    """What a model thinks before its answer is no part of it, where its server leaves the thoughts in the text."""
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            "<think>\nIs it a cash machine? No.\n</think>\n\ncard",
+            "<think></think>card",
+            "So it is the cash machine. No.\n</think>\n\ncard",  # whose template opens the thoughts
+            "<think>a</think>cash machine <think>no</think>\ncard",
+            "<thinking>cash machine</thinking>\ncard",
+            "<thought>cash machine</thought>\ncard",
+            "[THINK]cash machine[/THINK]card",
+            "<|channel|>analysis<|message|>cash<|end|><|start|>assistant<|channel|>final<|message|>card",
+        ],
+    )
+    async def test_are_dropped(self, said: str) -> None:
+        engine = TextVoteBackend(TextChat(say=saying({"aaa": said})), retry=QUICK)
+        assert same_bits(engine.score_choices(["aaa"], LABELS), votes("card"))
+        assert same_bits(await engine.ascore_choices(["aaa"], LABELS), votes("card"))
+        assert same_bits(engine.score_public("aaa", LABELS), votes("card")[0])
+        assert engine.complete(["aaa"], max_tokens=99, stop=["\n"]) == ["card"]
+        assert await engine.acomplete(["aaa"], max_tokens=99, stop=["\n"]) == ["card"]
+        assert engine.complete_public("aaa", max_tokens=99, stop=["\n"]) == "card"
+        assert await engine.acomplete_public("aaa", max_tokens=99, stop=["\n"]) == "card"
+
+    @pytest.mark.parametrize("said", ["<think>\ncard", "\n<think>card", "[THINK]card", "<think>a</think> <think>card"])
+    async def test_that_do_not_end_leave_no_answer(self, said: str) -> None:
+        engine = TextVoteBackend(TextChat(say=saying({"aaa": said})), retry=QUICK)
+        assert same_bits(engine.score_choices(["aaa"], LABELS), votes(None))
+        assert engine.complete(["aaa"], max_tokens=9) == [""]
+        with pytest.raises(ModelCallError, match="give it more room"):
+            engine.complete_public("aaa", max_tokens=9)
+        with pytest.raises(ModelCallError, match="give it more room"):
+            await engine.acomplete_public("aaa", max_tokens=9)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_that_do_not_end_in_the_room_of_the_probe_are_refused(self, kind: Any) -> None:
+        advised = r"without text.*more room.*'max_tokens'.*'enable_thinking': False"
+        with pytest.raises(CapabilityError, match=advised):
+            TextVoteBackend(kind(say=saying({}, "<think>\nOkay"), is_cut=True))
+
+    def test_of_an_answer_without_any_are_not_looked_for(self) -> None:
+        engine = TextVoteBackend(TextChat(say=saying({"aaa": "I <think> so\n"})), retry=QUICK)
+        assert engine.complete(["aaa"], max_tokens=9) == ["I <think> so\n"]
+
+
 class TestPrivateFrames:
     @pytest.mark.parametrize("choices", [["a", "A"], ["a", ""]])
     async def test_bad_choices_leave_no_prompt_in_a_frame(self, choices: list[str]) -> None:
