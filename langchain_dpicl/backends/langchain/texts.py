@@ -491,13 +491,26 @@ class TextVoteBackend(TextEngine):
         """Learns with public text whether the model answers with text, and whether it takes a temperature."""
         reply = self._ask_probe()
         if reply.fault == "content" and may_drop:
-            self._text_options["temperature"] = None
-            reply = self._ask_probe()
+            reply = self._ask_without_temperature()
         probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
         if not _answer_of(reply).strip():
             raise CapabilityError(
                 f"{self.name} answered a public probe without text. {_ROOM}; otherwise take another model"
             )
+
+    def _ask_without_temperature(self) -> Reply:
+        """Probes without the temperature, and leaves it out if a second call with it fails: a failure may pass."""
+        with_it, without = self._text_options, {**self._text_options, "temperature": None}
+        self._text_options = without
+        reply = self._ask_probe()
+        if reply.answer is None:
+            return reply
+        self._text_options = with_it
+        again = self._ask_probe()
+        if again.fault != "content":
+            return again
+        self._text_options = without
+        return reply
 
     def _ask_probe(self) -> Reply:
         return self._calls.probe(self._requests([OpaqueValue(PROBE_PROMPT)], PROBE_CHOICES, explain="text")[0])

@@ -329,6 +329,7 @@ def _status(error: BaseException) -> int:
     response = getattr(error, "response", None)
     places = [(error, "status_code"), (response, "status_code"), (error, "code"), (error, "status")]
     found = [_boto(response).get("HTTPStatusCode"), *(getattr(owner, name, None) for owner, name in places)]
+    found += [body.get("code") for body in error.args[:1] if isinstance(body, dict)]  # of a reply of status 200
     return next((int(status) for status in found if isinstance(status, int) and 400 <= status < 600), 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 import zlib
 from collections.abc import Callable
@@ -32,7 +33,7 @@ Say = Callable[[str], Any]
 def _said(model: Any, text: str, options: dict[str, Any]) -> Any:
     model.seen.append(({"text": text}, options))
     for mark, error in model.raises.items():
-        if mark in text:
+        if mark in text and len(model.seen) <= model.num_raises:
             raise error
     said = model.say(text)
     return said[: options["max_tokens"]] if isinstance(said, str) and model.is_cut else said
@@ -43,6 +44,7 @@ class TextChat(BaseChatModel):
 
     say: Say
     raises: dict[str, Any] = Field(default_factory=dict)
+    num_raises: float = math.inf
     seen: list[Any] = Field(default_factory=list)
     is_cut: bool = False
     info: dict[str, Any] = Field(default_factory=dict)
@@ -71,6 +73,7 @@ class TextLLM(BaseLLM):
 
     say: Say
     raises: dict[str, Any] = Field(default_factory=dict)
+    num_raises: float = math.inf
     seen: list[Any] = Field(default_factory=list)
     is_cut: bool = False
 
@@ -440,13 +443,39 @@ class TestProbe:
 
         model = Fixed(say=saying({}, "card"))
         engine = TextVoteBackend(model)
-        assert len(model.seen) == 2
+        assert ["temperature" in options for _, options in model.seen] == [True, False, True]
         assert engine.options["temperature"] is None
         assert "options=[]" in repr(engine)
         assert same_bits(engine.score_choices(["a"], LABELS), votes("card"))
         assert "temperature" not in model.seen[-1][1]
         with pytest.raises(CapabilityError, match="temperature must be 1"):
             TextVoteBackend(Fixed(say=saying({})), options={"temperature": 0.3})
+
+    def test_keeps_the_temperature_where_a_failure_passes(self, kind: Any) -> None:
+        model = kind(say=saying({}), raises={"Snow": StatusError("null for choices", status_code=400)}, num_raises=1)
+        engine = TextVoteBackend(model)
+        assert engine.options["temperature"] == 0.0
+        engine.score_choices(["a"], LABELS)
+        assert ["temperature" in options for _, options in model.seen] == [True, False, True, True]
+
+    def test_takes_a_failure_in_the_last_of_these_calls_for_what_it_is(self, kind: Any) -> None:
+        class Fading(kind):  # type: ignore[misc]
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                answer = super()._generate(*args, **kwargs)
+                if len(self.seen) != 2:
+                    raise StatusError("down", status_code=400 if len(self.seen) == 1 else 503)
+                return answer
+
+        with pytest.raises(ModelCallError, match=r"an error of its own.*Nothing was spent"):
+            TextVoteBackend(Fading(say=saying({})), retry=QUICK)
+
+    @pytest.mark.parametrize("code", [429, 502])
+    def test_asks_again_where_the_body_of_a_good_reply_is_a_passing_error(self, kind: Any, code: int) -> None:
+        """LangChain's classes for OpenAI raise such a body as a ValueError; routers and proxies send it."""
+        error = ValueError({"message": "Provider returned error", "code": code})
+        model = kind(say=saying({}), raises={"Snow": error}, num_raises=1)
+        assert TextVoteBackend(model, retry=QUICK).options["temperature"] == 0.0
+        assert len(model.seen) == 2
 
     def test_repeats_what_the_server_said(self, kind: Any) -> None:
         error = StatusError("max_tokens is unknown", status_code=400)
