@@ -481,7 +481,7 @@ class ReplyFormat:
             prompt,
             lambda text: self._render(text, prefix),
             options,
-            lambda answer: _is_readable(answer, prefix),
+            lambda answer: _is_readable(answer, prefix, is_public=bool(explain)),
             explain,
         )
 
@@ -536,13 +536,15 @@ class ReplyFormat:
         return [HumanMessage(prompt), AIMessage(prefix), *last]
 
 
-def _is_readable(answer: ModelOutput, prefix: str) -> bool:
+def _is_readable(answer: ModelOutput, prefix: str, *, is_public: bool) -> bool:
     """Whether an answer is final, with or without logprobs.
 
     llama.cpp reports nothing when it happens to sample the first bytes of an unfinished character, and of a longer
     answer it would report a later position as the first. So one token is asked for, and sampled again if need be.
+    OpenAI's servers report nothing when they happen to sample the end. After a private prompt that counts as the end,
+    which is right on average; after a public one it would be the only candidate, so that one is sampled again too.
     """
-    ended = answer.text in {"", prefix} and answer.finish_reason in FINISHED
+    ended = not is_public and answer.text in {"", prefix} and answer.finish_reason in FINISHED
     is_final = ended or answer.refused or answer.finish_reason == "content_filter"
     return is_final or bool(first_position(answer.logprobs, most=8))
 

@@ -357,6 +357,44 @@ class TestPublicCalls:
         with pytest.raises(CapabilityError, match="top_k <= 20"):
             backend.top_tokens("aaa", [], top_k=21)
 
+    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
+    @pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "awaited"])
+    async def test_do_not_hang_on_one_end_that_was_sampled_and_is_not_reported(self, kind: Any, awaited: bool) -> None:
+        """As of OpenAI's servers: a text would end by the public model's coin, before any row is heard."""
+        for num_ends, expected, num_calls in ((3, b" w0", 4), (7, b" w0", 8), (8, b"", 8), (99, b"", 8)):
+            tops = iter([{}] * num_ends + [spread(WORDS)])
+            model = kind(
+                answer=lambda text, tops=tops: next(tops) if "done" in text else spread(WORDS),
+                payload=lambda tops: chat_payload(tops) if tops else None,
+                finish_reason="stop",
+            )
+            backend = LangChainBackend(model)
+            model.seen.clear()
+            found = (
+                await backend.atop_tokens("done", [], top_k=1) if awaited else backend.top_tokens("done", [], top_k=1)
+            )
+            assert ([token for token, _ in found], len(model.seen)) == ([expected], num_calls)
+
+    async def test_alone_look_behind_such_an_end(self) -> None:
+        """A private row counts it, which is right on average, and asks no more than another row."""
+        model = ScriptedChat(answer=by_word({"done": {}}, spread(WORDS)), finish_reason="stop")
+        session = LangChainBackend(model).open(["done", "aaa"], [])
+        model.seen.clear()
+        assert session.score(DOMAIN)[0].tolist() == [0.0, 0.0, 1.0]
+        assert (await session.ascore(DOMAIN))[0].tolist() == [0.0, 0.0, 1.0]
+        assert len(model.seen) == 4
+
+    @pytest.mark.parametrize("reason", ["refusal", "content_filter"])
+    def test_that_are_refused_are_asked_once(self, reason: str) -> None:
+        model = ScriptedChat(answer=by_word({"bad": {}}, spread(WORDS)))
+        backend = LangChainBackend(model)
+        model.seen.clear()
+        changed: Any = backend._model._model
+        changed.refusal, changed.finish_reason = ("no", "stop") if reason == "refusal" else (None, reason)
+        with pytest.raises(ModelCallError, match="no logprobs"):
+            backend.top_tokens("bad", [], top_k=1)
+        assert len(model.seen) == 1
+
     def test_have_no_vocabulary_where_only_top_tokens_are_reported(self, backend: LangChainBackend) -> None:
         assert backend.max_top_k == 20
         with pytest.raises(CapabilityError, match="full_vocabulary="):

@@ -340,6 +340,12 @@ class TestPatience:
         assert as_backend(model).max_top_k == 20
         assert len(tries(model)) == 6
 
+    def test_looks_behind_an_end_that_was_sampled_and_is_not_reported(self) -> None:
+        tops = iter([{}] * 5)
+        model = ScriptedChat(answer=lambda text: next(tops, ANSWERS(text)), finish_reason="stop")
+        assert as_backend(model).max_top_k == 20
+        assert len(tries(model)) == 6
+
     def test_ends_while_it_is_asked_whether_the_server_goes_on(self) -> None:
         model = ScriptedChat(answer=ANSWERS, raises={"|ai:": StatusError("loading", status_code=503)})
         with pytest.raises(ModelCallError, match="answered, but with an error of its own"):
