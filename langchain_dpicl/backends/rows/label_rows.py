@@ -42,7 +42,7 @@ LEAST_WEIGHT = sys.float_info.min
 """Least content-free probability to divide by, where every label has a likelihood."""
 
 LEAST_REPORTED = 1e-6
-"""The same where labels may go unreported: that is no proof that they are impossible."""
+"""The same where labels may go unreported: those count at least the smallest probability that is reported."""
 
 # Tokenizers cut before white space and before a sign inside a word; what is behind the cut is never in a first token.
 _FIRST_WORD = re.compile(r".[^\s!-/:-@\[-`{-~]*", re.DOTALL)
@@ -117,11 +117,16 @@ def shares(reported: Iterable[tuple[int, float]], width: int) -> list[float]:
     return [value / total for value in out] if total > 0.0 else out
 
 
-def calibrate_contextually(own: list[float], content_free: Sequence[list[float]], *, least: float) -> list[float]:
+def calibrate_contextually(own: list[float], content_free: Sequence[list[float]], *, is_exact: bool) -> list[float]:
     """Returns `own` divided by the mean of `content_free`, renormalised.
 
     Content-free rows of zeros (their calls failed) are left out of the mean; without any other, or where `own` is
     zeros, `own` is returned as it is.
+
+    Args:
+      own: [labels] probabilities.
+      content_free: [labels] probabilities each.
+      is_exact: False: a label may go unreported, and then counts the smallest mean that is reported, which bounds it.
 
     Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0.
     """
@@ -129,6 +134,8 @@ def calibrate_contextually(own: list[float], content_free: Sequence[list[float]]
     if not answered:
         return own
     means = [sum(column) / len(answered) for column in zip(*answered, strict=True)]
+    reported = min((mean for mean in means if mean > 0.0), default=0.0)  # a mean of the smallest numbers may be 0
+    least = LEAST_WEIGHT if is_exact else max(LEAST_REPORTED, reported)
     ratios = [value / max(mean, least) for value, mean in zip(own, means, strict=True)]  # finite: own <= 1
     top = max(ratios)
     weights = [ratio / top for ratio in ratios]
@@ -249,7 +256,9 @@ class Scorer(ABC):
     kind: str
     width: int
     columns: int
-    least: float
+    is_exact: bool
+    """Whether every label has a likelihood; False: one without a probability may have gone unreported."""
+
     has_public_calls: bool
     """Whether `public` tells a failed call from an answer without a label, by a call that may be tried for minutes."""
 
@@ -310,7 +319,7 @@ class _Choices(Scorer):
     def __init__(self, engine: ChoiceBackend, labels: tuple[tuple[str, ...], ...]) -> None:
         self.kind = engine.kind if isinstance(engine, PublicChoiceBackend) else "whole labels"
         self._reading = log_of_probabilities if self.kind in _LOG_PROBABILITY_KINDS else softmax
-        self.least = LEAST_REPORTED if self.kind in _LOG_PROBABILITY_KINDS else LEAST_WEIGHT
+        self.is_exact = self.kind not in _LOG_PROBABILITY_KINDS
         own = tuple(map(_distinguishable_texts, labels)) if self.kind in _LOG_PROBABILITY_KINDS else labels
         self.texts = tuple(text for texts in own for text in texts)
         self.places = tuple(place for place, texts in enumerate(own) for _ in texts)
@@ -373,7 +382,7 @@ class _WithOther(Scorer):
                 f"(score_with_other), found {type(engine).__name__}; take TextVoteBackend, or other=False"
             )
         self._engine, self._choices = engine, choices
-        self.kind, self.least, self.has_public_calls = choices.kind, choices.least, choices.has_public_calls
+        self.kind, self.is_exact, self.has_public_calls = choices.kind, choices.is_exact, choices.has_public_calls
         self.calls_at_once = choices.calls_at_once
         self.width, self.columns = choices.width + 1, choices.columns + 1
         self._places = (*choices.places, choices.width)
@@ -399,7 +408,7 @@ class _FirstTokens(Scorer):
     """Scores the tokens that labels begin with."""
 
     kind = "first tokens"
-    least = LEAST_REPORTED
+    is_exact = False
     has_public_calls = True
 
     def __init__(self, engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> None:
@@ -652,7 +661,7 @@ class LabelRows:
 
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
-        return calibrate_contextually(own, free, least=self._scorer.least)
+        return calibrate_contextually(own, free, is_exact=self._scorer.is_exact)
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -739,7 +748,7 @@ class _LabelRequest:
 
     def _calibrated(self, found: Rows) -> LabelScores | float:
         own, *free = found.tolist()
-        row = run_guarded(lambda: calibrate_contextually(own, free, least=self.scorer.least))
+        row = run_guarded(lambda: calibrate_contextually(own, free, is_exact=self.scorer.is_exact))
         return 0.0 if row is None else row
 
 

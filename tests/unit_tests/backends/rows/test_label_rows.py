@@ -266,11 +266,19 @@ class TestRows:
         assert rows.kind == "first tokens"
         assert asked(rows, (("a",), ("b",))) == pytest.approx(np.array([[0.4, 0.4, 0.2], [0.0, 0.0, 0.0]]))
 
-    def test_a_first_token_that_content_free_prompts_do_not_report_counts_one_in_a_million(self) -> None:
-        tables = {"a": {" car": 0.5, " fe": 0.5}, "a0": {" car": 1.0}}
-        engine = Tokens(FakeBackend(lambda prompt, prefix: tables[prompt], max_top_k=9))
+    @pytest.mark.parametrize("ask", [lambda rows, prompts: asked(rows, [prompts])[0], asked_public])
+    def test_a_label_of_little_mass_does_not_win_as_content_free_prompts_do_not_report_it(self, ask: Any) -> None:
+        tables = {"a": {" car": 0.96, " cas": 0.02, " fe": 0.02}, "a0": {" car": 0.75, " fe": 0.25}}
+        engine = Tokens(FakeBackend(lambda prompt, prefix: tables[prompt], max_top_k=3))
+        found = ask(LabelRows(engine, LABELS, calibrate=True), ("a", "a0"))
+        assert found == pytest.approx(np.array([1.28, 0.08, 0.08]) / 1.44)  # by 0.75, 0.25 (unreported) and 0.25
+
+    def test_a_decision_that_a_content_free_prompt_leaves_out_counts_the_least_it_reports(self) -> None:
+        table = {"a": (0.96, 0.01, 0.01, 0.02), "a0": (0.75, 0.0, 0.0, 0.25)}
+        engine = PublicChoices("decisions")
+        engine.one = lambda text, choice: math.log(value) if (value := table[text][TEXTS.index(choice)]) else -math.inf
         found = asked(LabelRows(engine, LABELS, calibrate=True), (("a", "a0"),))
-        assert found == pytest.approx(np.array([[1e-6, 0.0, 1.0]]), rel=1e-5)
+        assert found == pytest.approx(np.array([[1.28, 0.08, 0.08]]) / 1.44)
 
     @pytest.mark.parametrize("kind", ENGINES)
     def test_the_domain_is_the_same_whatever_the_prompts(self, kind: str) -> None:

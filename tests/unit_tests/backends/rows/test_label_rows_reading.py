@@ -13,7 +13,6 @@ from scipy import special
 
 from langchain_dpicl.backends.rows import label_rows
 from langchain_dpicl.backends.rows.label_rows import (
-    LEAST_REPORTED,
     LEAST_WEIGHT,
     calibrate_contextually,
     check_verbalizers,
@@ -140,31 +139,49 @@ def test_the_texts_of_a_label_add_up() -> None:
 class TestCalibrated:
     def test_divides_by_the_mean_of_the_content_free_rows(self) -> None:
         # means 0.75 and 0.25: 0.6 / 0.75 = 0.8 and 0.4 / 0.25 = 1.6
-        assert calibrate_contextually([0.6, 0.4], [[0.9, 0.1], [0.6, 0.4]], least=1e-9) == pytest.approx([1 / 3, 2 / 3])
+        assert calibrate_contextually([0.6, 0.4], [[0.9, 0.1], [0.6, 0.4]], is_exact=True) == pytest.approx(
+            [1 / 3, 2 / 3]
+        )
 
     def test_failed_content_free_rows_are_left_out(self) -> None:
-        with_failed = calibrate_contextually([0.6, 0.4], [[0.0, 0.0], [0.75, 0.25], [0.0, 0.0]], least=1e-9)
-        assert with_failed == calibrate_contextually([0.6, 0.4], [[0.75, 0.25]], least=1e-9)
+        with_failed = calibrate_contextually([0.6, 0.4], [[0.0, 0.0], [0.75, 0.25], [0.0, 0.0]], is_exact=True)
+        assert with_failed == calibrate_contextually([0.6, 0.4], [[0.75, 0.25]], is_exact=True)
         assert with_failed == pytest.approx([1 / 3, 2 / 3])
 
     def test_without_an_answered_content_free_row_nothing_changes(self) -> None:
-        assert calibrate_contextually([0.25, 0.25], [], least=1e-9) == [0.25, 0.25]
-        assert calibrate_contextually([0.25, 0.25], [[0.0, 0.0]], least=1e-9) == [0.25, 0.25]
+        assert calibrate_contextually([0.25, 0.25], [], is_exact=True) == [0.25, 0.25]
+        assert calibrate_contextually([0.25, 0.25], [[0.0, 0.0]], is_exact=True) == [0.25, 0.25]
 
     def test_an_abstaining_row_stays_zeros(self) -> None:
-        assert calibrate_contextually([0.0, 0.0], [[0.9, 0.1]], least=1e-9) == [0.0, 0.0]
+        assert calibrate_contextually([0.0, 0.0], [[0.9, 0.1]], is_exact=True) == [0.0, 0.0]
 
-    def test_a_label_without_content_free_probability_counts_the_least(self) -> None:
-        # 0.25 / 0.25 = 1 and 0.5 / 1 = 0.5
-        assert calibrate_contextually([0.25, 0.5], [[0.0, 1.0]], least=0.25) == pytest.approx([2 / 3, 1 / 3])
+    def test_a_label_that_content_free_rows_do_not_report_counts_the_least_that_they_do(self) -> None:
+        # 0.2 / 0.25 = 0.8, 0.5 / 0.75 = 2 / 3 and 0.3 / 0.25 = 1.2
+        found = calibrate_contextually([0.2, 0.5, 0.3], [[0.0, 0.75, 0.25]], is_exact=False)
+        assert found == pytest.approx([0.3, 0.25, 0.45])
 
-    @pytest.mark.parametrize("least", [LEAST_WEIGHT, LEAST_REPORTED])
+    def test_where_one_label_alone_is_reported_nothing_changes(self) -> None:
+        assert calibrate_contextually([0.25, 0.75], [[0.0, 1.0]], is_exact=False) == pytest.approx([0.25, 0.75])
+
+    def test_a_label_that_is_reported_with_next_to_nothing_counts_one_in_a_million(self) -> None:
+        # 0.25 / 1e-6 and 0.75 / 1
+        found = calibrate_contextually([0.25, 0.75], [[1e-9, 1.0]], is_exact=False)
+        assert found == pytest.approx([1.0, 3e-6], rel=1e-5)
+
+    def test_content_free_rows_whose_mean_is_below_all_numbers_raise_nothing(self) -> None:
+        assert calibrate_contextually([0.25, 0.75], [[5e-324, 0.0], [0.0, 5e-324]], is_exact=False) == [0.25, 0.75]
+
+    def test_an_exact_likelihood_is_divided_by_as_it_is(self) -> None:
+        assert calibrate_contextually([0.25, 0.75], [[1e-9, 1.0]], is_exact=True)[1] == pytest.approx(3e-9)
+        assert calibrate_contextually([0.25, 0.75], [[0.0, 1.0]], is_exact=True) == pytest.approx([1.0, 0.0])
+
+    @pytest.mark.parametrize("is_exact", [True, False])
     @settings(max_examples=60, deadline=None)
     @given(own=ANYTHING, free=st.lists(ANYTHING, max_size=3))
-    def test_stays_a_distribution_whatever_the_rows(self, least: float, own: list[float], free: list[list]) -> None:
+    def test_stays_a_distribution_whatever_the_rows(self, is_exact: bool, own: list[float], free: list[list]) -> None:
         rows = [softmax((row * 3)[: len(own)]) for row in free]
         found = calibrate_contextually(
-            log_of_probabilities(own), [row for row in rows if len(row) == len(own)], least=least
+            log_of_probabilities(own), [row for row in rows if len(row) == len(own)], is_exact=is_exact
         )
         assert is_probability_row(found)
         assert any(found) == any(log_of_probabilities(own))
@@ -175,7 +192,7 @@ class TestCalibrated:
         """Second source: W = diag(p_cf)^-1 applied to the softmax of scipy, in the log domain."""
         base = np.maximum(special.softmax(free, axis=1).mean(axis=0), LEAST_WEIGHT)
         expected = special.softmax(special.log_softmax(own) - np.log(base))
-        found = calibrate_contextually(softmax(own), [softmax(row) for row in free], least=LEAST_WEIGHT)
+        found = calibrate_contextually(softmax(own), [softmax(row) for row in free], is_exact=True)
         assert found == pytest.approx(expected.tolist(), abs=1e-9)
 
 
