@@ -66,7 +66,8 @@ class LangChainBackend(TextEngine):
       eos_texts: how the provider spells the end of a text.
       tokenizer: the model's tokenizer (a `tiktoken.Encoding`, one of transformers, or anything with `encode`), or the
         name of an encoding of tiktoken, loaded when it is needed. It turns token ids into bytes where the server
-        reports ids, and counts for `count_tokens`. None: ids stay unread, text is counted in UTF-8 bytes.
+        reports ids, counts for `count_tokens`, and says which labels differ in their first token. None: ids stay
+        unread, text is counted in UTF-8 bytes, and first tokens are guessed.
       text_options: further arguments of `complete`; they go before temperature 0, and None leaves one out.
       retry: how long each row's call is waited for.
 
@@ -178,6 +179,16 @@ class LangChainBackend(TextEngine):
     def decode(self, tokens: Sequence[Token]) -> str:
         """Returns the text of tokens; the end decodes to nothing, invalid UTF-8 is replaced."""
         return _bytes(tokens).decode("utf-8", "replace")
+
+    def encode(self, text: str) -> list[Token]:
+        """Returns the tokens of a public text, U+FFFD for one that the tokenizer does not spell.
+
+        Raises:
+          CapabilityError: the tokenizer is unknown, or only counts.
+        """
+        if self._tokenizer is None:
+            raise CapabilityError(f"the tokenizer of {self.name} is unknown; give LangChainBackend(llm, tokenizer=...)")
+        return [*self._tokenizer.tokens(text)]
 
     def count_tokens(self, text: str) -> int:
         """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown.

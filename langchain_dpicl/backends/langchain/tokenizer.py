@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 CONTROL = b""
 """The bytes of a control token: none, so it ends a text."""
@@ -59,6 +59,21 @@ class PublicTokenizer:
     def count(self, text: str) -> int:
         """Returns the number of tokens of a public text."""
         return len(_encode(self._load(), text.encode("utf-8", "replace").decode()))
+
+    def tokens(self, text: str) -> list[bytes]:
+        """Returns the bytes of each token of a public text; U+FFFD for one that it does not spell.
+
+        Raises:
+          CapabilityError: it spells none.
+        """
+        self.load()
+        if self._spell is None:
+            raise CapabilityError(
+                f"expected a tokenizer that spells its tokens, found {type(self._given).__name__}, which only counts; "
+                "give a tiktoken.Encoding or a tokenizer of transformers"
+            )
+        ids = _encode(self._load(), text.encode("utf-8", "replace").decode())
+        return [self.spelled(number) or "\ufffd".encode() for number in ids]
 
     def load(self) -> None:
         """Loads a named encoding now, so that `spelled` cannot fail later."""

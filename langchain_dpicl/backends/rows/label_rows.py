@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -44,8 +44,9 @@ LEAST_WEIGHT = sys.float_info.min
 LEAST_REPORTED = 1e-6
 """The same where labels may go unreported: those count at least the smallest probability that is reported."""
 
-# Tokenizers cut before white space and before a sign inside a word; what is behind the cut is never in a first token.
-_FIRST_WORD = re.compile(r".[^\s!-/:-@\[-`{-~]*", re.DOTALL)
+# Tokenizers cut before white space, before a sign inside a word, between letters and digits, and after three digits or
+# each; what is behind the cut is never in a first token.
+_FIRST_PIECE = re.compile(r"\d{1,3}|.[^\s\d!-/:-@\[-`{-~]*", re.DOTALL)
 
 
 def check_verbalizers(verbalizers: object) -> tuple[tuple[str, ...], ...]:
@@ -154,25 +155,32 @@ def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tupl
     return _each_has_one(labels, label_of, set(label_of.values()))
 
 
-def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
+def tokens_of_bytes(
+    labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
+) -> dict[Token, int]:
     """Returns what `tokens_of_vocabulary` does for an unknown vocabulary: every byte string that may be such a token.
 
     With and without a space in front; as written, lower, upper and capitalised; whole characters only. Beginnings that
-    run beyond the first word are included, but do not count as distinguishing, as tokens hardly ever do.
+    run beyond the first token are included, but do not count as distinguishing.
+
+    Args:
+      labels: the texts of each label.
+      encode: the model's tokenizer; None: unknown, so that first tokens end where those of usual tokenizers do.
     """
     begun = _beginnings(labels)
     label_of: dict[Token, int] = {}
-    served: set[int] = set()
+    first: list[Token] = []
     for text in chain.from_iterable(map(_spellings, chain.from_iterable(labels))):
-        word = _FIRST_WORD.match(text)
         for length in range(1, len(text) + 1):
             place = begun.get(text[:length].casefold())
             if place is not None:
                 token = text[:length].encode()
                 label_of[token] = label_of[b" " + token] = place
-                if word is not None and length <= word.end():
-                    served.add(place)
-    return _each_has_one(labels, label_of, served)
+        if encode is not None:
+            first += [*encode(text)[:1], *encode(f" {text}")[:1]]
+        elif (piece := _FIRST_PIECE.match(text)) is not None:
+            first.append(piece[0].encode())
+    return _each_has_one(labels, label_of, {label_of[token] for token in first if token in label_of})
 
 
 def _each_has_one(labels: Sequence[Sequence[str]], label_of: dict[Token, int], served: set[int]) -> dict[Token, int]:
@@ -181,7 +189,7 @@ def _each_has_one(labels: Sequence[Sequence[str]], label_of: dict[Token, int], s
         raise ConfigurationError(
             "expected verbalizers whose first tokens distinguish the labels (this model reports next tokens only), "
             f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
-            'the first word of another, or take votes="text"'
+            "the first token of another (of 'Q1' that is 'Q'), or take votes=\"text\""
         )
     return label_of
 
@@ -462,6 +470,9 @@ def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "
             'vocabulary their texts are not known; take an engine with a vocabulary, or votes="text"'
         )
+    if callable(encode := getattr(engine, "encode", None)):
+        with contextlib.suppress(CapabilityError):  # its tokenizer is unknown
+            return tokens_of_bytes(labels, encode)
     return tokens_of_bytes(labels)
 
 
@@ -530,7 +541,8 @@ class LabelRows:
     - "decisions": the probabilities as the model gives them, summed per label; they may sum to less than 1.
     - "text votes": 1 for the label that the answer names, or zeros.
     - "first tokens": the probability of the tokens that begin texts of one label alone, renormalised over the labels.
-      The tokens are chosen at construction, from the vocabulary or from the texts alone, and are public.
+      The tokens are chosen at construction, from the vocabulary, or from the texts and the tokenizer, if known, and
+      are public.
 
     Calibrated rows are divided by the mean of the same row's probabilities on its content-free prompts and
     renormalised (Zhao et al., 2021). A content-free prompt that failed is left out of the mean; without any, the row

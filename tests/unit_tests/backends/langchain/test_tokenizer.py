@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from langchain_dpicl.backends.langchain.backend import LangChainBackend, PublicTokenizer, Tokenizer
 from langchain_dpicl.backends.langchain.logprobs import EOS, next_token
 from langchain_dpicl.backends.langchain.tokenizer import CONTROL
+from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 from tests.local_encoding import END, MERGED, OTHER_CONTROL, UNKNOWN, local_encoding
 from tests.scripted_models import ScriptedChat, ScriptedLLM, chat_payload, legacy_payload
@@ -172,6 +173,40 @@ class TestCounting:
         assert LangChainBackend(model, tokenizer=local_encoding()).count_tokens(" card card") == 2
         assert LangChainBackend(model, tokenizer=Words()).count_tokens("a b c") == 3
         assert LangChainBackend(model).count_tokens(" card card") == 10
+
+
+class TestTokens:
+    def test_are_spelled_and_unknown_ones_replaced(self) -> None:
+        class Unknown(ByteLevel):
+            def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+                return [UNKNOWN if byte == ord("?") else byte for byte in text.encode()]
+
+        assert PublicTokenizer(local_encoding()).tokens(" card é") == [b" card", b" ", "é".encode()]
+        assert PublicTokenizer(Pieces()).tokens("aé") == [b"a", b"\xc3", b"\xa9"]
+        assert PublicTokenizer(Unknown()).tokens("A?") == [b"A", "\ufffd".encode()]
+
+    def test_of_any_text_are_its_bytes(self, tokenizer: PublicTokenizer) -> None:
+        for text in ("", "\x00", "24h é"):
+            assert b"".join(tokenizer.tokens(text)) == text.encode()
+        assert b"".join(tokenizer.tokens("\ud800")) == b"?"
+
+    def test_are_unknown_where_a_tokenizer_only_counts_and_without_one(self) -> None:
+        model = ScriptedChat(answer=lambda text: {" card": 0.5, " c": 0.25})
+        with pytest.raises(CapabilityError, match=r"found Words, which only counts.*tiktoken\.Encoding"):
+            LangChainBackend(model, tokenizer=Words()).encode("a b")
+        with pytest.raises(CapabilityError, match=r"give LangChainBackend\(llm, tokenizer=\.\.\.\)"):
+            LangChainBackend(model).encode("a b")
+
+    @pytest.mark.parametrize("tokenizer", [None, Words()], ids=["unknown", "only counts"])
+    def test_that_labels_begin_with_are_asked_of_a_tokenizer_that_is_known(self, tokenizer: Any) -> None:
+        model = ScriptedChat(answer=lambda text: {" card": 0.5, " c": 0.25})
+        known = LangChainBackend(model, tokenizer=local_encoding())
+        assert LabelRows(known, [["card"], ["fee"]], calibrate=False).kind == "first tokens"
+        assert LabelRows(known, [["card"], ["cash", "money"]], calibrate=False).kind == "first tokens"
+        with pytest.raises(ConfigurationError, match=r"no first token of its own for \[\('cash',\), \('coin',\)\]"):
+            LabelRows(known, [["card"], ["cash"], ["coin"]], calibrate=False)
+        guessed = LangChainBackend(model, tokenizer=tokenizer)
+        assert LabelRows(guessed, [["card"], ["cash"], ["coin"]], calibrate=False).kind == "first tokens"
 
 
 class TestNames:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -228,6 +230,11 @@ class TestVerbalizers:
             check_verbalizers([["card"], ["cash", other]])
 
 
+def cut(pattern: str) -> Callable[[str], list[bytes]]:
+    """A tokenizer that cuts where the pattern does."""
+    return lambda text: [token.encode() for token in re.findall(pattern, text)]
+
+
 def vocabulary(*texts: str) -> list[tuple[int, str]]:
     return list(enumerate(texts))
 
@@ -292,6 +299,16 @@ class TestTokensOfBytes:
             [["top-up"], ["top-down"]],
             [["card_arrival"], ["card_linking"]],
             [["4.5"], ["4.2"]],
+            [["Q1"], ["Q2"]],
+            [["A10"], ["A11"], ["B20"]],
+            [["B2B"], ["B2C"]],
+            [["3D"], ["3E"]],
+            [["24h"], ["24d"]],
+            [["gpt4"], ["gpt3"]],
+            [["1001"], ["1002"]],
+            [["1st"], ["1er"]],
+            [["#1"], ["#2"]],
+            [["第1"], ["第2"]],
             [["card"], ["CARD"]],
             [["payment"], ["card fee", "card charge"], ["card"]],
         ],
@@ -301,9 +318,41 @@ class TestTokensOfBytes:
         with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*votes=.text."):
             tokens_of_bytes(labels)
 
-    @pytest.mark.parametrize("labels", [[["(A)"], ["(B)"]], [["top up"], ["to pay", "pay"]], [["カード"], ["現金"]]])
-    def test_labels_that_differ_in_their_first_word_are_taken(self, labels: list[list[str]]) -> None:
-        assert set(tokens_of_bytes(labels).values()) == {0, 1}
+    @pytest.mark.parametrize(
+        "labels",
+        [
+            [["(A)"], ["(B)"]],
+            [["top up"], ["to pay", "pay"]],
+            [["カード"], ["現金"]],
+            [[digit] for digit in "0123456789"],
+            [["-1"], ["0"], ["1"]],
+            [["B2B"], ["C2C"]],
+            [["3D"], ["2D"]],
+            [["24h"], ["25h"]],
+            [["gpt4"], ["claude3"]],
+            [["1001"], ["1012"]],
+            [["1st"], ["2nd"]],
+        ],
+        ids=repr,
+    )
+    def test_labels_that_differ_in_their_first_piece_are_taken(self, labels: list[list[str]]) -> None:
+        assert set(tokens_of_bytes(labels).values()) == set(range(len(labels)))
 
     def test_a_token_that_runs_into_the_second_word_counts_where_it_is_reported(self) -> None:
         assert tokens_of_bytes([["pay now"], ["cash"]])[b" pay now"] == 0
+
+    def test_a_known_tokenizer_says_where_the_first_token_ends(self) -> None:
+        labels = [["24h"], ["25h"]]
+        assert tokens_of_bytes(labels, cut(r"[ \w]\d|\w+")) == tokens_of_bytes(labels)
+        with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*\('24h',\), \('25h',\)"):
+            tokens_of_bytes([("24h",), ("25h",)], cut(r" ?\d|\w+"))
+        assert set(tokens_of_bytes([["Q1"], ["Q2"]], cut(r" ?\w+")).values()) == {0, 1}
+
+    def test_a_first_token_counts_in_any_spelling_with_a_space_in_front_or_without(self) -> None:
+        def spelled_out_but(word: str) -> Callable[[str], list[bytes]]:
+            return lambda text: [word.encode()] if text == word else [text.encode()[:1]]
+
+        for word in ("card", " card", "Card", " CARD"):
+            assert set(tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but(word)).values()) == {0, 1}
+        with pytest.raises(ConfigurationError, match="'card'"):
+            tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but("other"))
