@@ -56,7 +56,7 @@ class RestsOnGuessWarning(UserWarning):
 
 
 class NoisyPlanWarning(UserWarning):
-    """Noise decides much of a release, or what is free is as good, by public numbers alone; nothing is spent yet."""
+    """Noise decides much of a release, or what is free is as good, by public numbers and answers alone."""
 
 
 class ExactSizeWarning(UserWarning):

@@ -183,6 +183,9 @@ class LangChainBackend(TextEngine):
     def encode(self, text: str) -> list[Token]:
         """Returns the tokens of a public text, U+FFFD for one that the tokenizer does not spell.
 
+        Args:
+          text: public.
+
         Raises:
           CapabilityError: the tokenizer is unknown, or only counts.
         """

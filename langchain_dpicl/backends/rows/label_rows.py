@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows, Token
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
@@ -34,7 +35,7 @@ from langchain_dpicl.backends.sync_async import (
     public_call,
     start_calls,
 )
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, NoisyPlanWarning
 
 # All readers compute each row from its own numbers, in order, by operations that IEEE 754 rounds one by one: a row's
 # numbers cannot depend on its place or on other rows. No number makes a reader raise.
@@ -522,6 +523,12 @@ def fitting(rows: object, num_rows: int, columns: int) -> Rows | None:
 MOST_AT_ONCE = 64
 """Public prompts per call of the engine, content-free ones included."""
 
+_NO_LABEL = (
+    "The answer to a public prompt gives no label any probability ({}): private rows with such answers abstain alike, "
+    "at the full charge, and noise alone decides. Say in the prompt that a label is wanted, give verbalizers as the "
+    "model writes them, or switch its thinking off."
+)
+
 _ALONE_AT_ONCE = 8
 """Public prompts that are asked again at once, each alone, where every error is kept."""
 
@@ -595,6 +602,7 @@ class LabelRows:
             )
         self._calibrate = bool(calibrate)
         self._outage = Outage()
+        self._has_warned = False
 
     def __repr__(self) -> str:
         counts = ", counts_other=True" if self._other else ""
@@ -635,7 +643,8 @@ class LabelRows:
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...) each.
 
-        The answer raises ModelCallError where a call failed, one on a content-free input included.
+        The answer raises ModelCallError where a call failed, one on a content-free input included. The first without a
+        label warns (`NoisyPlanWarning`).
         """
         rows = tuple(row if self._calibrate else row[:1] for row in prompts)
         return _PublicRowsRequest(self, self.request_public_texts([text for row in rows for text in row]), rows)
@@ -674,6 +683,12 @@ class LabelRows:
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
         return calibrate_contextually(own, free, is_exact=self._scorer.is_exact)
+
+    def warn_without_label(self) -> None:
+        """Warns, once, that a PUBLIC prompt was answered without a label."""
+        if not self._has_warned:
+            warn_caller(NoisyPlanWarning(_NO_LABEL.format(self.kind)))
+            self._has_warned = True
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -849,4 +864,6 @@ class _PublicRowsRequest:
 
     def _read(self, scores: Mapping[str, LabelScores]) -> NDArray[np.float64]:
         rows = [self.rows.calibrated(scores[own], [scores[text] for text in free]) for own, *free in self.prompts]
+        if not all(map(any, rows)):
+            self.rows.warn_without_label()
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.rows.width)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import re
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, NoisyPlanWarning
 from tests.contracts.backend import same_bits
 from tests.doubles import PanicError
 from tests.unit_tests.test_private_frames import OURS, locals_of_ours
@@ -578,6 +580,52 @@ class TestPublicPrompts:
         for engine in (votes, other):
             rows = LabelRows(engine, LABELS, calibrate=False)
             assert asked_public(rows, ("a",), is_async=is_async).tolist() == [0.0, 0.0, 0.0]
+
+    @DRIVERS
+    @pytest.mark.parametrize("calibrate", [False, True], ids=["plain", "calibrated"])
+    def test_the_first_answer_without_a_label_warns_once(self, calibrate: bool, is_async: bool) -> None:
+        tables = {"a": {" x": 1.0}, "b": {" card": 1.0}}
+        engine = Tokens(FakeBackend(lambda prompt, prefix: tables[prompt], max_top_k=3))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rows = LabelRows(engine, LABELS, calibrate=calibrate)
+            asked_public(rows, ("b", "a"), is_async=is_async)
+            assert not caught
+            for prompt in ("a", "b", "a"):
+                asked_public(rows, (prompt, "b"), is_async=is_async)
+            assert [warning.category for warning in caught] == [NoisyPlanWarning]
+            said = str(caught[0].message)
+            assert re.search(r"gives no label any probability \(first tokens\): private rows .* abstain alike", said)
+            asked_public(LabelRows(engine, LABELS, calibrate=calibrate), ("a", "b"), is_async=is_async)
+            assert len(caught) == 2
+
+    @DRIVERS
+    def test_no_private_row_warns_or_keeps_a_public_one_from_it(self, is_async: bool) -> None:
+        engine = PublicChoices("text votes", lambda text, choice: -math.inf)
+        rows = LabelRows(engine, LABELS, calibrate=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert not asked(rows, (("a",), ("<value>",), None), is_async=is_async).any()
+            assert not caught
+            asked_public(rows, ("a",), is_async=is_async)
+            assert [warning.category for warning in caught] == [NoisyPlanWarning]
+
+    @DRIVERS
+    def test_a_public_call_that_failed_or_whose_answer_counts_elsewhere_does_not_warn(self, is_async: bool) -> None:
+        class Votes(PublicChoices):
+            def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+                return np.array([[*[-math.inf] * len(choices), 0.0] for _ in prompts]).reshape(-1, len(choices) + 1)
+
+            async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+                return self.score_with_other(prompts, choices)
+
+        engine = Votes("text votes", lambda text, choice: -math.inf)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = asked_public(LabelRows(engine, LABELS, calibrate=False, other=True), ("a",), is_async=is_async)
+            assert found.tolist() == [0.0, 0.0, 0.0, 1.0]
+            with pytest.raises(ModelCallError):
+                asked_public(LabelRows(engine, LABELS, calibrate=False), ("<down>",), is_async=is_async)
 
     @DRIVERS
     def test_an_engine_without_public_calls_that_gives_no_likelihood_has_failed(self, is_async: bool) -> None:
