@@ -471,7 +471,8 @@ def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "
             'vocabulary their texts are not known; take an engine with a vocabulary, or votes="text"'
         )
-    if callable(encode := getattr(engine, "encode", None)):
+    encode: Any = getattr(engine, "encode", None)
+    if callable(encode):
         with contextlib.suppress(CapabilityError):  # its tokenizer is unknown
             return tokens_of_bytes(labels, encode)
     return tokens_of_bytes(labels)
@@ -524,9 +525,9 @@ MOST_AT_ONCE = 64
 """Public prompts per call of the engine, content-free ones included."""
 
 _NO_LABEL = (
-    "The answer to a public prompt gives no label any probability ({}): private rows with such answers abstain alike, "
-    "at the full charge, and noise alone decides. Say in the prompt that a label is wanted, give verbalizers as the "
-    "model writes them, or switch its thinking off."
+    "The answer to a public prompt gives no label any probability ({}): rows with such answers abstain alike, private "
+    "ones at the full charge, so that noise alone decides. Say in the prompt that a label is wanted, give verbalizers "
+    "as the model writes them, or switch its thinking off."
 )
 
 _ALONE_AT_ONCE = 8

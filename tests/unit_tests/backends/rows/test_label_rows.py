@@ -595,7 +595,7 @@ class TestPublicPrompts:
                 asked_public(rows, (prompt, "b"), is_async=is_async)
             assert [warning.category for warning in caught] == [NoisyPlanWarning]
             said = str(caught[0].message)
-            assert re.search(r"gives no label any probability \(first tokens\): private rows .* abstain alike", said)
+            assert re.search(r"gives no label any probability \(first tokens\): rows .* abstain alike", said)
             asked_public(LabelRows(engine, LABELS, calibrate=calibrate), ("a", "b"), is_async=is_async)
             assert len(caught) == 2
 
