@@ -58,7 +58,7 @@ class PublicTokenizer:
 
     def count(self, text: str) -> int:
         """Returns the number of tokens of a public text."""
-        return len(_encode(self._load(), text.encode("utf-8", "replace").decode()))
+        return len(self._ids(text))
 
     def tokens(self, text: str) -> list[bytes]:
         """Returns the bytes of each token of a public text; U+FFFD for one that it does not spell.
@@ -72,8 +72,7 @@ class PublicTokenizer:
                 f"expected a tokenizer that spells its tokens, found {type(self._given).__name__}, which only counts; "
                 "give a tiktoken.Encoding or a tokenizer of transformers"
             )
-        ids = _encode(self._load(), text.encode("utf-8", "replace").decode())
-        return [self.spelled(number) or "\ufffd".encode() for number in ids]
+        return [self.spelled(number) or "\ufffd".encode() for number in self._ids(text)]
 
     def load(self) -> None:
         """Loads a named encoding now, so that `spelled` cannot fail later."""
@@ -94,6 +93,9 @@ class PublicTokenizer:
             self._known[number] = raw  # known ids only, so no more than the vocabulary
             return raw
         return None
+
+    def _ids(self, text: str) -> Any:
+        return _encode(self._load(), text.encode("utf-8", "replace").decode())
 
     def _load(self) -> Any:
         with self._lock:

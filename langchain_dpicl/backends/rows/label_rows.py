@@ -471,10 +471,9 @@ def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "
             'vocabulary their texts are not known; take an engine with a vocabulary, or votes="text"'
         )
-    encode: Any = getattr(engine, "encode", None)
-    if callable(encode):
-        with contextlib.suppress(CapabilityError):  # its tokenizer is unknown
-            return tokens_of_bytes(labels, encode)
+    encode: Callable[[str], Sequence[Token]] | None = getattr(engine, "encode", None)
+    with contextlib.suppress(CapabilityError):  # its tokenizer is unknown
+        return tokens_of_bytes(labels, encode)
     return tokens_of_bytes(labels)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import AskBeside, Effect, Outage, PublicAnswer
-from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
+from langchain_dpicl.exceptions import ModelCallError, NoisyPlanWarning, UnsilencableModelError
 from tests.contracts.front_room import CANARY
 from tests.unit_tests.backends.rows.test_label_rows import private_things
 from tests.unit_tests.voting.test_voting import LABELS, house, voter
@@ -152,6 +153,29 @@ def test_private_rows_that_fail_end_no_public_call(is_async: bool) -> None:
     runnable = made(chat)
     assert ask(runnable, is_async=is_async) in LABELS
     assert chat.log.count(("public", "ended")) == 1
+
+
+class Undecided(Chat):
+    """Names no label after public prompts, or after private ones."""
+
+    unsure: str
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        named = super()._generate(messages, stop, run_manager, **options)
+        is_unsure = self.unsure == ("private" if CANARY in str(messages[0].content) else "public")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("who knows"))]) if is_unsure else named
+
+
+@DRIVERS
+@pytest.mark.parametrize("public_first", [False, True], ids=["beside", "first"])
+def test_a_public_answer_without_a_label_warns_once_and_a_private_one_never(public_first: bool, is_async: bool) -> None:
+    for unsure, expected in (("public", [NoisyPlanWarning]), ("private", [])):
+        runnable = made(Undecided(unsure=unsure), serving=Serving(memo_size=0, public_first=public_first))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                ask(runnable, is_async=is_async)
+        assert [warning.category for warning in caught] == expected, unsure
 
 
 @DRIVERS
