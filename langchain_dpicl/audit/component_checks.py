@@ -57,7 +57,7 @@ def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> 
         twice |= len(set(members)) < len(members)
         row[[unit for unit in members if unit < looked_at]] = True
     faults = ["a unit stands in one sample twice"] if twice else []
-    fits = _Fits(3)
+    fits = ExactTests(3)
     faults += fits.binomial("drawn", coins, rate)
     faults += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
     if looked_at > 1:
@@ -112,7 +112,7 @@ def check_unit_places(
         alike += [where.get(unit) == where.get(unit + 1) for unit in range(0, units - 1, 2)]
         firsts += [where.get(unit) == 0 for unit in range(units)]
     if not isinstance(sampler, PartitionedSlots | BalancedSlots) and slots > 1:
-        fits = _Fits(2)
+        fits = ExactTests(2)
         faults += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
         faults += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
     else:
@@ -218,7 +218,7 @@ def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], floa
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("l2")
     values = np.array([release.mechanism.release(total, rng=SYSTEM_RANDOM).values for _ in range(releases)]) / scale
     faults = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
-    fits = _Fits(3)
+    fits = ExactTests(3)
     faults += fits.variance("all values", values.ravel())
     faults += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
     faults += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
@@ -236,20 +236,10 @@ def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float
         for wide in (gap, 2.0 * gap)
     )
     lost = [release.mechanism.release(total, rng=SYSTEM_RANDOM).index == 1 for _ in range(releases)]
-    coins, fits = np.array(lost), _Fits(2)
+    coins, fits = np.array(lost), ExactTests(2)
     faults = fits.binomial("the worse of two candidates wins", coins, chance)
     faults += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
-    return faults, _too_few(releases, chance, halved)
-
-
-def _too_few(size: int, chance: float, true: float) -> float:
-    """Returns the chance, exactly, that so few of `size` coins of `true` fall right that `chance` is refuted."""
-    low, high = -1, math.floor(size * chance)
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_refuted = stats.binomtest(middle, size, chance).pvalue <= ALARM / 2
-        low, high = (middle, high) if is_refuted else (low, middle)
-    return float(stats.binom.cdf(low, size, true)) if low >= 0 else 0.0
+    return faults, fits.power(releases, chance, halved)
 
 
 def _sequence_faults(
@@ -261,13 +251,13 @@ def _sequence_faults(
     total = _made_up_sum(release, [gap] * length + [0.0])
     weight, halved = length * math.exp(-gap / scale), length * math.exp(-2.0 * gap / scale)
     holds = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
-    coins, fits, chance = np.array(holds), _Fits(2), weight / (1.0 + weight)
+    coins, fits, chance = np.array(holds), ExactTests(2), weight / (1.0 + weight)
     faults = fits.binomial("a sequence holds the smaller count", coins, chance)
     faults += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
-    return faults, _too_few(releases, chance, halved / (1.0 + halved))
+    return faults, fits.power(releases, chance, halved / (1.0 + halved))
 
 
-class _Fits:
+class ExactTests:
     """Exact tests that share one alarm."""
 
     def __init__(self, count: int) -> None:
@@ -283,6 +273,15 @@ class _Fits:
         if stats.binomtest(hits, coins.size, chance).pvalue > self._alarm:
             return []
         return [f"{what}: {hits} of {coins.size}, expected {chance * coins.size:.1f}"]
+
+    def power(self, size: int, chance: float, true: float) -> float:
+        """Returns the chance, exactly, that so few of `size` coins of `true` fall right that `chance` is refuted."""
+        low, high = -1, math.floor(size * chance)
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_refuted = stats.binomtest(middle, size, chance).pvalue <= self._alarm
+            low, high = (middle, high) if is_refuted else (low, middle)
+        return float(stats.binom.cdf(low, size, true)) if low >= 0 else 0.0
 
     def variance(self, what: str, values: NDArray[np.float64]) -> list[str]:
         """Tests standard normal values for their variance."""

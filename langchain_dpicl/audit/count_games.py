@@ -17,7 +17,12 @@ from langchain_core.prompts import PromptTemplate
 from scipy import stats
 from typing_extensions import override
 
-from langchain_dpicl.audit.component_checks import check_noise_scale, check_row_contribution, check_sampler_rate
+from langchain_dpicl.audit.component_checks import (
+    ExactTests,
+    check_noise_scale,
+    check_row_contribution,
+    check_sampler_rate,
+)
 from langchain_dpicl.audit.game import ALARM, AuditResult, Game, GameSide, clopper_pearson_lower, result_of
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
@@ -257,21 +262,12 @@ def check_noise(release: CountPlan | OutcomePlan, *, draws: int = 4_000) -> Audi
         made = _noisy(release, counts)
         drawn.append([count - counts[name] for name, count in made])
     noises = np.array(drawn)
-    tests = {
-        "counts of many, above": (noises[:, ::2].ravel() >= far, chance),
-        "counts of many, below": (noises[:, ::2].ravel() <= -far, chance),
-        "counts of one unit, above": (noises[:, 1::2].ravel() >= far, chance),
-        "counts of one unit, below": (noises[:, 1::2].ravel() <= -far, chance),
-        "two releases running": ((noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2),
-    }
-    faults = [
-        f"{what}: {int(coins.sum())} of {coins.size}, expected {share * coins.size:.1f}"
-        for what, (coins, share) in tests.items()
-        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < ALARM / len(tests)
-    ]
-    size = noises.size // 2
-    fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), size, chance))
-    power = float(stats.binom.cdf(fewest - 1, size, halved))
+    fits, faults = ExactTests(5), list[str]()
+    for whose, own in (("many", noises[:, ::2]), ("one unit", noises[:, 1::2])):
+        faults += fits.binomial(f"counts of {whose}, above", own >= far, chance)
+        faults += fits.binomial(f"counts of {whose}, below", own <= -far, chance)
+    faults += fits.binomial("two releases running", (noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2)
+    power = fits.power(noises.size // 2, chance, halved)
     blind = ("noise of which a small share is missing",)
     return result_of("noise: scale, at your own size", faults, runs=noises.size, power=power, blind=blind)
 
@@ -623,19 +619,11 @@ def check_word_noise(release: WordRelease, what: str = "words", *, draws: int = 
     weights = {made_up(place): base * WEIGHT_STEPS for place in range(draws)}
     released = dict(release.mechanism.release(weights, adjacency=release.adjacency, rng=SYSTEM_RANDOM))
     noises = np.array([released.get(item, 0.0) - base for item in weights])
-    chance = float(stats.norm.sf(1.0))
-    tests = {
-        "above": (noises >= far, chance),
-        "below": (noises <= -far, chance),
-        "two running": ((noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2),
-    }
-    faults = [
-        f"{name}: {int(coins.sum())} of {coins.size}, expected {share * coins.size:.1f}"
-        for name, (coins, share) in tests.items()
-        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < ALARM / len(tests)
-    ]
-    fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), draws, chance))
-    power = float(stats.binom.cdf(fewest - 1, draws, float(stats.norm.sf(2.0))))
+    chance, fits = float(stats.norm.sf(1.0)), ExactTests(3)
+    faults = fits.binomial("above", noises >= far, chance)
+    faults += fits.binomial("below", noises <= -far, chance)
+    faults += fits.binomial("two running", (noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2)
+    power = fits.power(draws, chance, float(stats.norm.sf(2.0)))
     blind = ("noise of which a small share is missing",)
     return result_of(f"{what}: noise, at your own size", faults, runs=draws, power=power, blind=blind)
 
@@ -904,24 +892,16 @@ def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
         for noise, counts in zip(noises, drawn, strict=True):
             noise += [counts[0] - has_one, *counts[1:]]
         firsts.append([abs(counts[0] - has_one) >= far for counts in drawn])
-    faults, powers, alarm = list[str](), list[float](), ALARM / (2 * len(widths))
-    is_far = np.array(firsts)
-    tests = [(f"table {place}", np.abs(np.array(noise)) >= far, chance) for place, noise in enumerate(noises)]
-    tests += [
-        (f"tables {place} and {place + 1}", is_far[:, place : place + 2].all(1), chance**2)
-        for place in range(len(widths) - 1)
-    ]
-    for name, coins, share in tests:
-        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < alarm:
-            faults.append(
-                f"{name}: {int(coins.sum())} of {coins.size} counts are far off, expected {coins.size * share:.1f}"
-            )
-    for noise in noises:
-        size = len(noise)
-        halved = 2 * float(stats.dlaplace(2.0 / scale).sf(far - 1))
-        powers.append(float(stats.binom.cdf(stats.binom.ppf(alarm / 2, size, chance) - 1, size, halved)))
+    fits, faults, is_far = ExactTests(2 * len(widths)), list[str](), np.array(firsts)
+    for place, noise in enumerate(noises):
+        faults += fits.binomial(f"table {place}, far off", np.abs(np.array(noise)) >= far, chance)
+    for place in range(len(widths) - 1):
+        both = is_far[:, place : place + 2].all(1)
+        faults += fits.binomial(f"tables {place} and {place + 1}, far off", both, chance**2)
+    halved = 2 * float(stats.dlaplace(2.0 / scale).sf(far - 1))
+    power = min(fits.power(len(noise), chance, halved) for noise in noises)
     blind = ("noise of which a small share is missing",)
-    return result_of(TABLES, faults, runs=sum(map(len, noises)), power=min(powers), blind=blind)
+    return result_of(TABLES, faults, runs=sum(map(len, noises)), power=power, blind=blind)
 
 
 def check_rows() -> AuditResult:
