@@ -79,9 +79,7 @@ def _rate_power(rate: float, size: int) -> float:
     return float(stats.binom.sf(most - 1, size, wrong))
 
 
-def check_unit_places(
-    release: ReleasePlan, *, draws: int = 600, name: str = "slots: one unit, one place"
-) -> AuditResult:
+def check_unit_places(release: ReleasePlan, *, name: str = "slots: one unit, one place") -> AuditResult:
     """Checks that a unit stands in one row at most, and that where it stands says nothing of where the others do.
 
     Only slots are asked, at their own number, with everybody in the sample and no slot ever full. Units that are dealt
@@ -92,6 +90,7 @@ def check_unit_places(
         "what a model makes of its own prompt: a model that remembers other prompts couples the rows",
     )
     sampler: Any = release.sampler
+    draws = 600
     if isinstance(sampler, PoissonUnits):
         return skipped_result(name, "every unit is a row of its own")
     if isinstance(sampler, PartitionedSlots | BalancedSlots):
@@ -125,9 +124,7 @@ def check_unit_places(
 _HOSTILE = (0.0, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 2.0, 1e9)
 
 
-def check_row_contribution(
-    release: ReleasePlan, *, name: str = "rows: one row moves the sum no further than charged"
-) -> AuditResult:
+def check_row_contribution(release: ReleasePlan) -> AuditResult:
     """Checks that no row, whatever an engine says, moves the bounded sum by more than its sensitivity.
 
     Rows of plain and of hostile numbers (infinite, NaN, huge, negative) come, go and replace each other beside others.
@@ -153,7 +150,8 @@ def check_row_contribution(
     for one, other in pairs:
         faults += _too_far(other.value - one.value, release)
         count += 1
-    return result_of(name, faults, runs=count, blind=("numbers that were not tried",), is_certain=True)
+    check, blind = "rows: one row moves the sum no further than charged", ("numbers that were not tried",)
+    return result_of(check, faults, runs=count, blind=blind, is_certain=True)
 
 
 def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
@@ -182,16 +180,14 @@ def _too_far(move: NDArray[np.float64], release: ReleasePlan) -> list[str]:
     ]
 
 
-def check_noise_scale(
-    release: ReleasePlan, *, draws: int = 4_000, name: str = "noise: scale, at your own size"
-) -> AuditResult:
+def check_noise_scale(release: ReleasePlan) -> AuditResult:
     """Checks the scale of the plan's own noise, and that no draw is used again, on releases of made-up sums.
 
     Vectors: variance of all values (chi-square), correlation of neighbours, repeats. Indices: how often the worse of
     two candidates one scale apart wins (binomial, against the closed form), and how often it does twice running. At
     scales that no such gap fits, the power falls, and the check is undecided.
     """
-    mechanism = release.mechanism
+    mechanism, draws, name = release.mechanism, 4_000, "noise: scale, at your own size"
     if isinstance(mechanism, ConfidentGNMaxMechanism):
         return skipped_result(name, "a game looks at it, at the audit's noise")
     if isinstance(mechanism, JointExponentialMechanism):
@@ -304,11 +300,12 @@ def is_fair_and_fresh(coins: Sequence[bool]) -> bool:
     return bool(min(test.pvalue for test in tests) > ALARM / 2)
 
 
-def check_freshness(
-    ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: fresh for every answer"
-) -> AuditResult:
+FRESH = "noise: fresh for every answer"
+
+
+def check_freshness(ask: Callable[[], bool]) -> AuditResult:
     """Checks that the answer to one question, at a tie, is a fair coin, tossed anew each time."""
-    coins = [ask() for _ in range(runs)]
-    faults = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
+    coins = [ask() for _ in range(200)]
+    faults = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of 200 are the first of two equal candidates"]
     blind = ("coins that repeat in another process, or after a fork",)
-    return result_of(name, faults, runs=runs, blind=blind)
+    return result_of(FRESH, faults, runs=len(coins), blind=blind)

@@ -476,7 +476,8 @@ class FreeFormGame(AnswerGame):
 CANARY_LENGTH = 25.0
 """Length of a canary's gradient, in clips."""
 CLIP = 0.1
-CANARIES = 1_000
+CANARIES, _GUESSES = 1_000, 500
+"""Canaries of a run, which are trained parameters as well, and how many of them are guessed about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -544,9 +545,10 @@ Proved: TypeAlias = tuple[float, float, float, str]
 """What guesses prove, the same as an epsilon, what is claimed, and the unit of the first and the third."""
 
 
-def canaries(
-    run_options: dict[str, Any], *, count: int = CANARIES, name: str = "one run, many canaries"
-) -> AuditResult:
+ONE_RUN = "one run, many canaries"
+
+
+def canaries(run_options: dict[str, Any]) -> AuditResult:
     """Trains once with many canaries, half of them left out by fair coins, and guesses from the weights which.
 
     Every canary has an axis of its own: the worst there can be; under replace_one those left out turn round instead.
@@ -556,20 +558,17 @@ def canaries(
 
     Args:
       run_options: `noise_multiplier`, `sampling_rate`, `steps`, `adjacency`, `epsilon` and `delta` of the run.
-      count: canaries, and trained parameters.
-      name: of the check.
     """
-    guesses = count // 2
-    present = SYSTEM_RANDOM.uniform(count) < 0.5
+    present = SYSTEM_RANDOM.uniform(CANARIES) < 0.5
     run = _train(present, dict(run_options))
-    right = right_guesses(run.weights, present, guesses)
-    proved, seen, claimed, unit = _prove_epsilon(run.plan, right, guesses, count)
+    right = right_guesses(run.weights, present, _GUESSES)
+    proved, seen, claimed, unit = _prove_epsilon(run.plan, right)
     is_exact = mu_squared(run.plan.event()) is not None
-    seen_right, is_seen = _without_noise(run.plan, count)
-    words = f"{right} of {guesses} guesses were right"
+    seen_right, is_seen = _without_noise(run.plan)
+    words = f"{right} of {_GUESSES} guesses were right"
     blind = f"without any noise {seen_right} would be, which proves too little to tell"
     return AuditResult(
-        check=name,
+        check=ONE_RUN,
         verdict="violated" if proved > claimed else "sound" if is_seen else "undecided",
         lower_bound=seen,
         claimed_epsilon=run.plan.epsilon if is_exact else claimed,
@@ -583,24 +582,24 @@ def canaries(
     )
 
 
-def _prove_epsilon(plan: TrainingPlan, right: int, guesses: int, count: int) -> Proved:
+def _prove_epsilon(plan: TrainingPlan, right: int) -> Proved:
     """Returns what so many right guesses prove."""
     event = plan.event()
     squared = mu_squared(event)
     if squared is not None:
-        mu = lower_mu(right, guesses, canaries=count)
+        mu = lower_mu(right, _GUESSES, canaries=CANARIES)
         return mu, gaussian_epsilon(mu, plan.delta), math.sqrt(squared), "mu"
     delta = TINY_DELTA
-    seen = lower_bound(right, guesses, delta=delta, canaries=count)
+    seen = lower_bound(right, _GUESSES, delta=delta, canaries=CANARIES)
     claimed = accounting.epsilon_upper_bound(event, delta=delta, adjacency=plan.release.adjacency)
     return seen, seen, claimed, "epsilon"
 
 
-def _without_noise(plan: TrainingPlan, count: int) -> tuple[int, bool]:
+def _without_noise(plan: TrainingPlan) -> tuple[int, bool]:
     """Returns how many guesses are right without any noise, at least, and whether so many refute the claim."""
     share = 1.0 - (1.0 - plan.sampling_rate) ** plan.steps
-    right = right_without_noise(share, count=count, is_replaced=plan.release.adjacency == "replace_one")
-    proved, _, claimed, _ = _prove_epsilon(plan, right, count // 2, count)
+    right = right_without_noise(share, count=CANARIES, is_replaced=plan.release.adjacency == "replace_one")
+    proved, _, claimed, _ = _prove_epsilon(plan, right)
     return right, proved > claimed
 
 
@@ -626,40 +625,39 @@ def right_without_noise(share: float, *, count: int, is_replaced: bool = False) 
     return certain + max(0, math.floor(mean - 5.0 * spread))
 
 
-def can_refute(options: dict[str, Any], *, count: int = CANARIES) -> bool:
+def can_refute(options: dict[str, Any]) -> bool:
     """Returns whether canaries could refute the claim of such a run if there were no noise."""
     plan = plan_training(
-        count,
+        CANARIES,
         epsilon=None,
         delta=options.get("delta", 1e-6),
-        expected_batch_size=_batch(options["sampling_rate"], count),
+        expected_batch_size=_batch(options["sampling_rate"]),
         l2_clip_norm=CLIP,
-        width=count,
+        width=CANARIES,
         steps=options["steps"],
         adjacency=options["adjacency"],
         noise_multiplier=options["noise_multiplier"],
     )
-    return _without_noise(plan, count)[1]
+    return _without_noise(plan)[1]
 
 
-def _batch(rate: float, count: int) -> int:
-    return max(1, round(rate * count))
+def _batch(rate: float) -> int:
+    return max(1, round(rate * CANARIES))
 
 
 def _train(present: Any, options: dict[str, Any]) -> PromptDPSGD:
-    count = len(present)
     adjacency = options.get("adjacency", "add_remove")
     is_replaced = adjacency == "replace_one"
     units = [
         f"{place}:{CANARY_LENGTH * CLIP * (1 - 2 * here)}" for place, here in enumerate(present) if here or is_replaced
     ]
-    batch = _batch(options.get("sampling_rate", 1.0), count)
+    batch = _batch(options.get("sampling_rate", 1.0))
     run = training_of(
         units,
-        engine=ReadGradients(count),
+        engine=ReadGradients(CANARIES),
         training=plain_steps(options.get("steps", 8), expected_batch_size=batch, l2_clip_norm=CLIP),
         noise=Noise(multiplier=options["noise_multiplier"], delta=options.get("delta")),
-        public_size=count,
+        public_size=CANARIES,
         adjacency=adjacency,
         **({"epsilon": options["epsilon"]} if "epsilon" in options else {}),
     )

@@ -69,7 +69,7 @@ Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 EventT = TypeVar("EventT")
 
 # What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
-_EPSILON = 1e12
+_EPSILON, _DELTA = 1e12, 0.1
 MINE, OTHER = "mine", "other"
 FIELD = "value"
 NOISE = 0.5
@@ -83,8 +83,8 @@ def _private(values: tuple[str, ...]) -> PrivateExamples:
     return PrivateExamples(records, fields=(FIELD,), public_size=1)
 
 
-def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
-    return Budget(epsilon=_EPSILON, delta=delta, adjacency=adjacency)
+def _budget(adjacency: Any) -> Budget:
+    return Budget(epsilon=_EPSILON, delta=_DELTA, adjacency=adjacency)
 
 
 def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
@@ -247,7 +247,7 @@ def _contribution(check: str, release: CountPlan, units: Sequence[Any]) -> Audit
     return result_of(check, sorted(faults), runs=tried, blind=("units not tried",), is_certain=True)
 
 
-def check_noise(release: CountPlan | OutcomePlan, *, draws: int = 4_000) -> AuditResult:
+def check_noise(release: CountPlan | OutcomePlan) -> AuditResult:
     """Checks the tails of the plan's own noise, whether one count reveals the next, and that one unit gets noise too.
 
     Binomial tests, exact; against scipy's laws, a second source.
@@ -258,7 +258,7 @@ def check_noise(release: CountPlan | OutcomePlan, *, draws: int = 4_000) -> Audi
     names = [f"value {place}" for place in range(20)]
     counts = {name: 1 if place % 2 else 10**6 for place, name in enumerate(names)}
     drawn = []
-    for _ in range(draws // len(names)):
+    for _ in range(200):
         made = _noisy(release, counts)
         drawn.append([count - counts[name] for name, count in made])
     noises = np.array(drawn)
@@ -296,18 +296,20 @@ def check_threshold(release: CountPlan) -> AuditResult:
     passes = float(stats.dlaplace(rate).pmf(least)) / -math.expm1(-rate)
     cost = -math.expm1(release.rule.max_values * math.log1p(-min(passes, 1.0 - 1e-12)))
     words = f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}"
-    faults = [words] if charged < cost * (1.0 - 1e-9) else []
+    return _charged("threshold: its chance is charged", words, is_enough=charged >= cost * (1.0 - 1e-9))
+
+
+def _charged(check: str, words: str, *, is_enough: bool) -> AuditResult:
     blind = ("what really runs: see the next check",)
-    result = result_of("threshold: its chance is charged", faults, runs=1, blind=blind, is_certain=True)
-    return dataclasses.replace(result, details=(words,))
+    return result_of(check, () if is_enough else (words,), runs=1, said=(words,), blind=blind, is_certain=True)
 
 
-def check_single_unit(adjacency: Any, *, runs: int = 400) -> AuditResult:
+def check_single_unit(adjacency: Any) -> AuditResult:
     """Plays discoveries over one unit, at a delta that can be seen: its value is found no more often than charged.
 
     Beside it stand others whose value is common, in every second trial: a threshold that looks at them would move.
     """
-    faults, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
+    faults, charged, passed, crowd, runs = list[str](), 0.0, 0, (OTHER,) * 40, 400
     for run in range(runs):
         made = finder_of((MINE, *(crowd if run % 2 else ())), adjacency=adjacency)
         charged = _failure_charged(made.plan.tickets()[0].event)
@@ -324,7 +326,7 @@ def check_single_unit(adjacency: Any, *, runs: int = 400) -> AuditResult:
     power = float(stats.binom.sf(fewest - 1, runs, twice))
     return result_of(
         "threshold: one unit alone",
-        list(dict.fromkeys(faults)),
+        faults,
         runs=runs,
         power=power,
         power_for="two and a half times the chance to be found",
@@ -487,16 +489,15 @@ def check_topic_choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
     )
 
 
-_DELTA = 0.1
 _WORD_RUNS = {"add_remove": 650, "replace_one": 1_350}
 _VISIBLE_NOISES = (0.25, 2.0)
 """Noises at which a word of one unit is seen: at small ones that of units of one word, at wide ones that of many."""
 
 
-def made_up(place: int, *, letters: int = 5) -> str:
-    """Returns one of 26^letters words that no public text holds."""
+def made_up(place: int) -> str:
+    """Returns one of 26^5 words that no public text holds."""
     digits = []
-    for _ in range(letters):
+    for _ in range(5):
         place, digit = divmod(place, 26)
         digits.append(chr(ord("a") + digit))
     return "zq" + "".join(digits)
@@ -612,9 +613,9 @@ def check_word_contribution(release: WordRelease, what: str = "words") -> AuditR
     return result_of(check, sorted(faults), runs=tried, blind=blind, is_certain=True)
 
 
-def check_word_noise(release: WordRelease, what: str = "words", *, draws: int = 4_000) -> AuditResult:
+def check_word_noise(release: WordRelease, what: str = "words") -> AuditResult:
     """Checks the tails of the noise on sums far above the threshold, and whether one reveals the next."""
-    charged = _noise_charged(release)
+    charged, draws = _noise_charged(release), 4_000
     far, base = charged, math.ceil(release.mechanism.threshold + 20 * charged + 1)
     weights = {made_up(place): base * WEIGHT_STEPS for place in range(draws)}
     released = dict(release.mechanism.release(weights, adjacency=release.adjacency, rng=SYSTEM_RANDOM))
@@ -644,20 +645,16 @@ def check_word_threshold(release: WordRelease, what: str = "words") -> AuditResu
     }
     number, cost = max(costs.items(), key=lambda pair: pair[1])
     words = f"one of {number} items of one unit passes with chance {cost:.3g}, charged is {charged:.3g}"
-    faults = [words] if charged < cost * (1.0 - 1e-9) else []
-    blind = ("what really runs: see the next check",)
-    check = f"{what}: the threshold's chance is charged"
-    result = result_of(check, faults, runs=1, blind=blind, is_certain=True)
-    return dataclasses.replace(result, details=(words,))
+    return _charged(f"{what}: the threshold's chance is charged", words, is_enough=charged >= cost * (1.0 - 1e-9))
 
 
-def check_unit_with_a_word(release: WordRelease, what: str = "words", *, units: int = 5_000) -> AuditResult:
+def check_unit_with_a_word(release: WordRelease, what: str = "words") -> AuditResult:
     """Plays releases at a delta that can be seen: something of one unit alone leaves no more often than is charged.
 
     Every unit of a run holds items that no other holds, so that a run is as many trials. Words are played by the
     component itself; units of one item and of the most that the plan allows, 32 at most.
     """
-    faults, charged = list[str](), 0.0
+    faults, charged, units = list[str](), 0.0, 5_000
     most = min(release.rule.max_words, 32)
     for noise, size in itertools.product(_VISIBLE_NOISES, sorted({1, most})):
         hits, charged = _hits(release, noise, size, most, units)
@@ -874,7 +871,7 @@ def check_outcome_contribution(release: OutcomePlan) -> AuditResult:
 TABLES = "noise: in every table"
 
 
-def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
+def check_tables(release: OutcomePlan) -> AuditResult:
     """Checks the noise of whole releases, over no unit and over one: in each table, and in two tables together.
 
     Of wide tables, a few cells are drawn: the noise follows from the number of tables. Binomial tests, exact.
@@ -886,7 +883,7 @@ def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
     chance = 2 * float(stats.dlaplace(1.0 / scale).sf(far - 1))
     noises: list[list[int]] = [[] for _ in widths]
     firsts = []
-    for run in range(math.ceil(draws / min(widths))):
+    for run in range(math.ceil(1_600 / min(widths))):
         has_one = run % 2
         drawn = few.release(np.zeros((has_one, len(widths))), rng=SYSTEM_RANDOM)
         for noise, counts in zip(noises, drawn, strict=True):
@@ -896,7 +893,7 @@ def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
     for place, noise in enumerate(noises):
         faults += fits.binomial(f"table {place}, far off", np.abs(np.array(noise)) >= far, chance)
     for place in range(len(widths) - 1):
-        both = is_far[:, place : place + 2].all(1)
+        both = is_far[:, place] & is_far[:, place + 1]
         faults += fits.binomial(f"tables {place} and {place + 1}, far off", both, chance**2)
     halved = 2 * float(stats.dlaplace(2.0 / scale).sf(far - 1))
     power = min(fits.power(len(noise), chance, halved) for noise in noises)

@@ -376,9 +376,10 @@ def result_of(
     blind: tuple[str, ...],
     power: float | None = None,
     power_for: str = HALF,
+    said: tuple[str, ...] = (),
     is_certain: bool = False,
 ) -> AuditResult:
-    """Returns the result of a check that lists faults; `is_certain` where no chance is involved."""
+    """Returns the result of a check that lists faults; `said` without any, `is_certain` where no chance is involved."""
     details = tuple(dict.fromkeys(faults))[:4]
     verdict: Verdict = "violated" if details else "sound"
     if power is not None and power < POWER and not details:
@@ -390,7 +391,7 @@ def result_of(
         runs=runs,
         power=power,
         power_for=power_for,
-        details=details,
+        details=details or said,
         blind_to=blind,
     )
 
@@ -635,18 +636,18 @@ def _unseen(game: Game) -> tuple[str, ...]:
     return (LOOSE,) if not game.is_tight else (NOT_NOISE,) if game.power_for != HALF else ()
 
 
-def power_of(game: Game, event: Event, *, factor: float = 2.0, runs: int | None = None) -> float | None:
-    """Returns the exact chance that a game refutes its claim where the noise is too small by a factor.
+def power_of(game: Game, event: Event) -> float | None:
+    """Returns the exact chance that a game refutes its claim where half of the noise is missing.
 
-    Where `power_for` is not about noise, the factor is what the game's law makes of it.
+    Where `power_for` is not about noise, a factor of 2 is what the game's law makes of it.
     At least: that of its first outcome, or of the complement, whichever is more.
     """
     if game.law is None or not game.is_tight:
         return None
-    chances, alarm = game.law(factor), ALARM / (4 * len(game.outcomes()))
-    trials = game.runs if runs is None else runs
+    chances, alarm = game.law(2.0), ALARM / (4 * len(game.outcomes()))
+    counted = game.runs * game.share
     # Fewer than this many of the trials count with a chance below 1e-6.
-    trials = max(1, math.floor(trials * game.share - (5.0 * math.sqrt(trials * game.share) if game.share < 1 else 0.0)))
+    trials = max(1, math.floor(counted - (5.0 * math.sqrt(counted) if game.share < 1 else 0.0)))
     sides = (chances, (1.0 - chances[0], 1.0 - chances[1]))
     return max(refutation_power(event, side, runs=trials, alarm=alarm) for side in sides)
 
@@ -779,17 +780,16 @@ WINS: dict[str, Wins] = {
 """By the names of mechanisms; joint_exponential: for one keyword."""
 
 
-def index_law(mechanism: str, sums: tuple[Sums, Sums], *, scale: float, place: int = 0) -> Law:
-    """Returns the chances that one of several candidates wins.
+def index_law(mechanism: str, sums: tuple[Sums, Sums], *, scale: float) -> Law:
+    """Returns the chances that the first of several candidates wins.
 
     Args:
       mechanism: its name.
       sums: of every candidate, constants included, with the target and without it.
       scale: of the noise: multiplier times sensitivity.
-      place: of the candidate.
     """
     wins = WINS[mechanism]
-    return lambda factor: (wins(sums[0], place, scale / factor), wins(sums[1], place, scale / factor))
+    return lambda factor: (wins(sums[0], 0, scale / factor), wins(sums[1], 0, scale / factor))
 
 
 def vector_law(shown: tuple[float, float], *, scale: float, threshold: float) -> Law:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from langchain_dpicl.audit import component_checks, component_games, count_games
-from langchain_dpicl.audit.component_checks import is_fair_and_fresh
+from langchain_dpicl.audit.component_checks import FRESH, is_fair_and_fresh
 from langchain_dpicl.audit.component_games import (
     CANARY_LENGTH,
     CLIP,
+    ONE_RUN,
     FreeFormGame,
     LabelGame,
     StepGame,
@@ -35,7 +36,6 @@ from langchain_dpicl.audit.game import (
     AuditResult,
     Game,
     PrivacyAuditError,
-    Verdict,
     control,
     gaussian_epsilon,
     index_law,
@@ -407,35 +407,36 @@ PRESENCES: Mapping[str, Callable[..., Presences]] = {
 }
 
 
-def check_inclusion(method: str, options: Mapping[str, Any], *, runs: int = 160, name: str = "") -> AuditResult:
+def check_inclusion(method: str, options: Mapping[str, Any]) -> AuditResult:
     """Checks that a unit is in half of the samples, by a fair coin for every release, and at most once in each."""
-    presences = list(PRESENCES[method](runs, **{**options, "public_size": 2, "num_slots": 1}))
-    return judge_presences(presences, name=name or "samples: drawn anew, at the charged rate, as the engine sees them")
+    return judge_presences(list(PRESENCES[method](160, **{**options, "public_size": 2, "num_slots": 1})))
 
 
-def judge_presences(presences: Sequence[int], *, name: str) -> AuditResult:
+def judge_presences(presences: Sequence[int]) -> AuditResult:
     """Judges presences of a unit that is to be in every second sample; false alarm 1e-6."""
     problems = ["a unit stands in several prompts of one sample"] if max(presences) > 1 else []
     if not is_fair_and_fresh([bool(count) for count in presences]):
         present = sum(map(bool, presences))
         problems.append(f"in {present} of {len(presences)} samples, expected half of them, each by its own coin")
     blind = ("a rate that is wrong by less than a half: `sampler: rate` looks at it more closely",)
-    return result_of(name, problems, runs=len(presences), blind=blind)
+    check = "samples: drawn anew, at the charged rate, as the engine sees them"
+    return result_of(check, problems, runs=len(presences), blind=blind)
 
 
-def check_one_place(method: str, options: Mapping[str, Any], *, runs: int = 40, name: str = "") -> AuditResult:
+def check_one_place(method: str, options: Mapping[str, Any]) -> AuditResult:
     """Checks that a unit that is in every sample stands in one of three slots, and in one only."""
-    presences = list(PRESENCES[method](runs, **{**options, "public_size": 3, "num_slots": 3}))
+    presences = list(PRESENCES[method](40, **{**options, "public_size": 3, "num_slots": 3}))
     problems = [f"a unit stands in {count} slots of one sample" for count in sorted(set(presences) - {1})]
-    return result_of(name or "slots: a unit is seen in one prompt", problems, runs=runs, blind=(), is_certain=True)
+    return result_of("slots: a unit is seen in one prompt", problems, runs=40, blind=(), is_certain=True)
 
 
 # Shown epsilons are rounded; a claim may be short by this much.
 _ROUNDING = 1e-6
 _BLIND = ("an error that the accountant makes here as well: other accountants check it, in tests of the package",)
+_OLDER = ("a ledger that was put back to an older copy: keep an anchor",)
 
 
-def check_price(subject: Subject, *, name: str = "price: computed again") -> AuditResult:
+def check_price(subject: Subject) -> AuditResult:
     """Checks that the claimed epsilon covers what the plan's releases cost.
 
     The price is the package's own, computed now. Where all releases are Gaussian on everybody it is also compared with
@@ -455,7 +456,7 @@ def check_price(subject: Subject, *, name: str = "price: computed again") -> Aud
     if exact is not None and cost < exact * (1.0 - _ROUNDING):
         faults.append(f"the accountant says epsilon {cost}, the exact curve {exact}")
     return AuditResult(
-        check=name,
+        check="price: computed again",
         verdict="violated" if faults else "sound",
         claimed_epsilon=subject.epsilon,
         lower_bound=exact,
@@ -472,7 +473,7 @@ def exact_epsilon(event: Event, delta: float) -> float | None:
     return None if total is None else gaussian_epsilon(math.sqrt(total), delta)
 
 
-def check_tickets(subject: Subject, *, name: str = "ledger: what was charged is what runs") -> AuditResult:
+def check_tickets(subject: Subject) -> AuditResult:
     """Checks that the ledger's share holds the tickets of the plan that runs, and no share is used up beyond them."""
     share, plan, faults = share_of(subject.component), subject.plan, list[str]()
     tickets = plan.tickets()
@@ -489,28 +490,18 @@ def check_tickets(subject: Subject, *, name: str = "ledger: what was charged is 
         remaining = share.remaining(ticket.template, label=ticket.label)
         if not 0 <= remaining <= ticket.max_count:
             faults.append(f"{remaining} tickets of {ticket.template!r} are left of {ticket.max_count}")
-    return _ledger_result(name, faults, "the tickets of the plan")
+    said = ("the tickets of the plan",)
+    return result_of("ledger: what was charged is what runs", faults, runs=0, said=said, blind=_OLDER, is_certain=True)
 
 
-def check_report(subject: Subject, *, name: str = "ledger: its report adds up") -> AuditResult:
+def check_report(subject: Subject) -> AuditResult:
     """Checks the report of the component's budget: events from tickets, prices from events, and their sum."""
     component = subject.component
     budget = component.budget if hasattr(component, "budget") else component._budget  # noqa: SLF001  to be audited
     verified = verify_report(budget.report())
-    faults = [] if verified.ok else [f"it does not add up: {problem}" for problem in verified.problems[:4]]
-    return _ledger_result(name, faults, "recomputed from its tickets")
-
-
-def _ledger_result(name: str, found: list[str], said: str) -> AuditResult:
-    verdict: Verdict = "violated" if found else "sound"
-    blind = ("a ledger that was put back to an older copy: keep an anchor",)
-    return AuditResult(
-        check=name,
-        verdict=verdict,
-        confidence=1.0,
-        details=tuple(found) or (said,),
-        blind_to=blind,
-    )
+    faults = [] if verified.ok else [f"it does not add up: {problem}" for problem in verified.problems]
+    said = ("recomputed from its tickets",)
+    return result_of("ledger: its report adds up", faults, runs=0, said=said, blind=_OLDER, is_certain=True)
 
 
 _FOUR = ("a", "b", "c", "d")
@@ -551,23 +542,20 @@ def _variance(noise: NDArray[np.float64]) -> float:
     return float(2 * min(stats.chi2.cdf(total, noise.size), stats.chi2.sf(total, noise.size)))
 
 
-def check_released_scores(*, rows: str, adjacency: str, runs: int = 200) -> AuditResult:
+def check_released_scores(*, rows: str, adjacency: str) -> AuditResult:
     """Checks the scores that a voter releases: scale, law, links, repeats, grid and label."""
-    is_moved = rows == "slots" or adjacency == "replace_one"
-    options = {"rows": rows, "adjacency": adjacency, "with_scores": True, "noise_multiplier": 0.7}
+    runs, options = 200, {"rows": rows, "adjacency": adjacency, "with_scores": True, "noise_multiplier": 0.7}
     voter = voter_of(("1,0,0,0",), labels=_FOUR, max_queries=runs, **options)
     problems = score_faults(
         [voter.with_receipts().invoke(QUERY) for _ in range(runs)],
         (1, 0, 0, 0),
-        0.7 * (math.sqrt(2.0) if is_moved else 1.0),
+        0.7 * (_ROOT if _is_moved(rows, adjacency) else 1.0),
     )
-    return AuditResult(
-        check="scores: the claimed noise on every label, fresh for every answer",
-        verdict="violated" if problems else "sound",
-        runs=runs,
-        details=tuple(sorted(problems)),
-        blind_to=("scales that are wrong by less than about 15 %",),
+    check, blind = (
+        "scores: the claimed noise on every label, fresh for every answer",
+        ("scales that are wrong by less than about 15 %",),
     )
+    return result_of(check, sorted(problems), runs=runs, blind=blind)
 
 
 # Records are made up and the model is a fake that distinguishes them perfectly: nothing private is read, and nothing of
@@ -575,9 +563,6 @@ def check_released_scores(*, rows: str, adjacency: str, runs: int = 200) -> Audi
 
 
 T = TypeVar("T")
-
-FRESH = "noise: fresh for every answer"
-ONE_RUN = "one run, many canaries"
 
 
 class AuditCheck(NamedTuple):

@@ -94,23 +94,14 @@ class ReadVotes(Spied):
     """Scores labels: a record's text lists the probability of each label; all zeros: the row fails.
 
     A prompt without records votes for the last label.
-
-    Attributes:
-      prompts: the records of each row asked so far, call by call, if `spies`; all records of a row are one text.
     """
 
     name = "reads votes"
-
-    def __init__(self, *, spies: bool = False) -> None:
-        self.prompts: list[list[str]] = []
-        self._spies = spies
 
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> EngineRows:
         """Returns float64[prompts, choices]: log-probabilities."""
         self.note(prompts)
         records = [records_of_prompt(prompt) for prompt in prompts]
-        if self._spies:
-            self.prompts.append(["|".join(one) for one in records])
         rows = [_log_votes(one[0] if one else "", len(choices)) for one in records]
         return np.array(rows, dtype=np.float64).reshape(len(prompts), len(choices))
 
@@ -236,22 +227,16 @@ class Opposite(Embeddings):
 
 
 class ReadGradients(Spied):
-    """Gives gradients: an example's text is "axis:length"; one number for each axis is trained.
-
-    Attributes:
-      calls: the texts of each step's groups, if `spies`.
-    """
+    """Gives gradients: an example's text is "axis:length"; one number for each axis is trained."""
 
     name = "reads gradients"
     method = "soft_prompt"
     task = PromptTask("causal_lm", "{text}\nIt was", ("good", "bad"), (" good", " bad"))
     tokenizer_fingerprint = "words"
 
-    def __init__(self, width: int, *, spies: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         self.width = width
         self.num_virtual_tokens, self.token_dim = 1, width
-        self.calls: list[list[str]] = []
-        self._spies = spies
 
     def gradients(
         self,
@@ -264,8 +249,6 @@ class ReadGradients(Spied):
         del parameters
         texts = ["" if not group else group[0].text for group in groups]
         self.present += len(texts)
-        if self._spies:
-            self.calls.append(texts)
         rows = np.zeros((len(texts), self.width))
         for row, text in zip(rows, texts, strict=True):
             axis, length = text.split(":")

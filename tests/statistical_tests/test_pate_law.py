@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from langchain_dpicl.audit.targets import records_of_prompt
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from tests import audit_plants as plant
 from tests import pate_plants as pate
@@ -206,9 +207,20 @@ def test_another_sampling_of_runs_is_caught(plants, monkeypatch):
     assert not is_one_sample_for_each_run(of_runs_of_one_sample())
 
 
+class Spy(ReadVotes):
+    """Keeps the records of each row asked so far, call by call; all records of a row are one text."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def score_choices(self, prompts, choices):
+        self.prompts.append(["|".join(records_of_prompt(prompt)) for prompt in prompts])
+        return super().score_choices(prompts, choices)
+
+
 def rows_of_fixed_teachers(runs=3):
     """Returns the rows of every input of a run, by the units that stand in them."""
-    engine = ReadVotes(spies=True)
+    engine = Spy()
     labeler = labeler_of(MANY, runs, engine=engine, **FIXED, public_size=len(MANY))
     assert len(list(labeler.stream(progress=False))) == runs
     return [rows for rows in engine.prompts if rows != [""]]  # without what is asked in public

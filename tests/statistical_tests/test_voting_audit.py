@@ -233,13 +233,13 @@ def test_reused_noise_is_caught_in_labels(plants, monkeypatch):
 
 def samples_of(unit, runs=150):
     """Returns how often a unit that joins half of the samples stood in a row, query by query."""
-    engine = ReadVotes(spies=True)
+    engine = ReadVotes()
     voter = voter_of((unit,), engine=engine, **UNITS, public_size=2, num_slots=1)
     found = []
     for _ in range(runs):
-        engine.prompts.clear()
+        engine.present = 0
         voter.invoke(QUERY)
-        found.append(sum(call.count(unit) for call in engine.prompts))
+        found.append(engine.present)
     return found
 
 

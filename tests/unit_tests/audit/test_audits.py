@@ -301,9 +301,9 @@ def test_reused_coins_and_samples_are_violations() -> None:
     assert component_checks.check_freshness(lambda: True).verdict == "violated"
     coins = iter([True, False] * 100)
     assert component_checks.check_freshness(lambda: next(coins)).verdict == "violated"
-    assert suite.judge_presences([1, 0] * 80, name="x").verdict == "violated"
-    assert suite.judge_presences([1] * 160, name="x").verdict == "violated"
-    assert suite.judge_presences([2, 0, 0, 1] * 40, name="x").verdict == "violated"
+    assert suite.judge_presences([1, 0] * 80).verdict == "violated"
+    assert suite.judge_presences([1] * 160).verdict == "violated"
+    assert suite.judge_presences([2, 0, 0, 1] * 40).verdict == "violated"
 
 
 @pytest.mark.parametrize("shots", [1, 3])
