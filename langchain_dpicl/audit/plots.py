@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from langchain_dpicl.reports.plots import Where, _figure, _save, _tidy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from langchain_dpicl.audit.game import AuditResult
+
 _INK, _PALE, _LEAK, _CHANCE = "#333333", "#a8c5da", "#b3261e", "#999999"
 _LEAKS = ("#b3261e", "#e07a1f", "#8c564b", "#c2185b", "#d4a017", "#6d4c41")
 _COLORS = ("#2f6690", "#3a7d44", "#7b5ea7", "#00838f", "#b59f00", "#5d6d7e", "#1b4965", "#9c6644")
@@ -26,26 +28,6 @@ _BINS = 26
 _LOWEST = 1e-3
 _WIDTH = 34
 _STEP = 1.02
-
-
-class AuditedEpsilon(Protocol):
-    """What one check of epsilon found, such as an `AuditResult`."""
-
-    @property
-    def check(self) -> str:
-        """What was looked at."""
-
-    @property
-    def verdict(self) -> str:
-        """One of "sound", "violated" and "undecided"."""
-
-    @property
-    def lower_bound(self) -> float | None:
-        """What epsilon is at least; None: the check is about no epsilon."""
-
-    @property
-    def claimed_epsilon(self) -> float | None:
-        """What it is claimed to be at most."""
 
 
 class Utility(NamedTuple):
@@ -161,7 +143,7 @@ def plot_probabilities(
 
 
 def plot_claimed_audited(
-    results: Iterable[AuditedEpsilon], path: Where = None, *, title: str = "Claimed and audited epsilon"
+    results: Iterable[AuditResult], path: Where = None, *, title: str = "Claimed and audited epsilon"
 ) -> Figure:
     """Draws what audits show epsilon to be at least, beside what is claimed, a line per check.
 
