@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -49,6 +48,7 @@ from langchain_dpicl.privacy._validate import (
     check_name,
     check_positive_delta,
     fail,
+    is_finite,
 )
 from langchain_dpicl.privacy.extensions.normalized_sums import VoteVectorSum
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -588,20 +588,8 @@ class Population:
 
 def _round(each: Any) -> dict[str, float]:
     """Returns the finite votes by candidate; empty for anything else."""
-    votes = each if isinstance(each, Mapping) else {}
-    finite = {text: vote for text, vote in votes.items() if _number(vote) is not None}
-    return {text: float(vote) for text, vote in finite.items()} if len(finite) == len(votes) else {}
-
-
-def _number(value: Any) -> float | None:
-    """Returns a finite number; None for anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # such as an integer of 400 digits
-        return None
-    return number if math.isfinite(number) else None
+    are_votes = isinstance(each, Mapping) and all(map(is_finite, each.values()))
+    return {text: float(vote) for text, vote in each.items()} if are_votes else {}
 
 
 @tells_how_to_build()

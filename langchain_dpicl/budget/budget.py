@@ -24,6 +24,7 @@ from langchain_dpicl.privacy._validate import (
     check_epsilon,
     check_int,
     check_name,
+    check_real,
     exact,
     fail,
     round_down,
@@ -335,13 +336,6 @@ def _left(state: LedgerState, component: Component, slot: Slot) -> Amount:
 def _to_come(header: LedgerHeader) -> Extent | None:
     """Returns the blocks of a stream from the present one on: the windows that touch them are not over."""
     return None if header.stream is None else header.stream.to_come()
-
-
-def check_part(part: Any) -> float:
-    """Returns the part at which a hook is called; refuses what is not above 0 and at most 1."""
-    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0.0 < part <= 1.0:
-        raise fail("part", "a number above 0 and at most 1, such as 0.8", part)
-    return float(part)
 
 
 @tells_how_to_build("Budget(epsilon=..., delta=1e-6), with delta at most 1/(10 * public_size)")
@@ -728,7 +722,7 @@ class Budget(LedgerBudget):
         Raises:
           ConfigurationError: an argument is out of range, or no such component is known.
         """
-        check_part(part)
+        check_real("part", part, low=0.0, high=1.0, low_open=True)
         if not callable(hook):
             raise fail("hook", "something to call with a BudgetUse", type(hook).__name__)
         if component is not None and component not in {*self._desk.refresh().shares, *self._promises.names()}:

@@ -75,7 +75,7 @@ def check_real(
     """Returns `value` as a float within the stated interval; refuses NaN, bool and infinities."""
     first, last = "(" if low_open or low == -math.inf else "[", ")" if high_open or high == math.inf else "]"
     bounds = f"a number in {first}{low}, {high}{last}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
+    if not is_finite(value):
         raise fail(name, bounds, plain_or_type(value), _of_another_kind(value, float))
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         raise fail(name, bounds, value)
@@ -89,9 +89,10 @@ def _of_another_kind(value: Any, kind: type[int | float]) -> str:
     return f"Write {kind.__name__}(...) around it." if is_number else ""
 
 
-def _is_finite(value: float) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether a value is a finite number of Python's own; a bool is none."""
     try:
-        return math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number beyond every float
         return False
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import html_table
-from langchain_dpicl.privacy._validate import check_real
+from langchain_dpicl.privacy._validate import check_real, is_finite
 from langchain_dpicl.privacy.accounting.events import canonical_json
 
 if TYPE_CHECKING:  # loaded when something is verified
@@ -242,10 +241,10 @@ class Released(ABC):
 
 def epsilon_of(report: Mapping[str, Any]) -> float:
     """Returns a report's epsilon as a float; refuses anything but a number >= 0 or "infinity"."""
-    epsilon = report.get("epsilon")
+    epsilon: Any = report.get("epsilon")
     if epsilon == INFINITY:
         return math.inf
-    if isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and 0 <= epsilon <= sys.float_info.max:
+    if is_finite(epsilon) and epsilon >= 0:
         return float(epsilon)
     raise ConfigurationError(
         f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(epsilon).__name__}.'

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_choice, check_real, fail
+from langchain_dpicl.privacy._validate import check_choice, check_real, fail, is_finite
 from langchain_dpicl.released.base import FileForm, Released, epsilon_of
 
 FORMAT = "langchain-dpicl/labelled-pool"
@@ -302,14 +301,9 @@ def _texts(name: str, value: object) -> dict[str, str]:
 
 def _numbers(name: str, value: object) -> dict[str, float]:
     """Returns a copy of a mapping from text to finite number."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) and _is_finite(n) for key, n in value.items()):
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and is_finite(n) for key, n in value.items()):
         raise fail(name, "finite numbers under text keys", type(value).__name__)
     return {key: float(number) for key, number in value.items()}
-
-
-def _is_finite(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]
 
 
 def _check_tuple(name: str, value: object) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 from langchain_dpicl._opaque import Opaque, run_guarded, tells_how_to_build
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
-from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail
+from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail, is_finite
 from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
 from langchain_dpicl.privacy.ledger.store import LIFE
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
@@ -518,5 +517,4 @@ def _seconds(value: Any) -> float | None:
         return None if value.tzinfo is None else value.timestamp()
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if is_finite(value) else None

@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import (
     Sampler,
 )
 
-PROVED: dict[str, tuple[type, ...]] = {
+PROVED: dict[str, tuple[Any, ...]] = {
     "sampler": (BalancedSlots, PartitionedSlots, AllocatedSlots),
     "aggregation": (
         MaxNormalizedSum,
@@ -50,22 +50,9 @@ PROVED: dict[str, tuple[type, ...]] = {
 EVENT_TYPES: tuple[type[Event], ...] = (*CORE_EVENTS, SampledBallEvent, AllocatedEvent)
 """Every event that has a price and a JSON form."""
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    cls.name: cls for cls in (PoissonSlots, PoissonUnits, BalancedSlots, PartitionedSlots, AllocatedSlots)
-}
+SAMPLERS: dict[str, type[Sampler]] = {cls.name: cls for cls in (PoissonSlots, PoissonUnits, *PROVED["sampler"])}
 AGGREGATIONS: dict[str, type[Aggregation]] = {
-    cls.name: cls
-    for cls in (
-        ProbabilitySum,
-        VoteSum,
-        MaxNormalizedSum,
-        ClippedLogitMean,
-        ClippedDifferenceMean,
-        UnitVectorSum,
-        KeywordSum,
-        VoteVectorSum,
-        ClippedGradientSum,
-    )
+    cls.name: cls for cls in (ProbabilitySum, VoteSum, *PROVED["aggregation"])
 }
 MECHANISMS: tuple[str, ...] = ("gumbel", "gaussian", "permute_and_flip")
 """Names of the mechanisms that every component takes, the default first."""
@@ -99,9 +86,7 @@ TEST_TEMPLATE = "test"
 ANSWER_TEMPLATE = "answer"
 """The ticket template of one label from fixed teachers that have passed the test."""
 
-_MECHANISMS = {name: mechanism_by_name(name) for name in MECHANISMS} | {
-    cls.name: cls for cls in (ConfidentGNMaxMechanism, JointExponentialMechanism)
-}
+_MECHANISMS = {cls.name: cls for cls in (GumbelMechanism, GaussianMechanism, *PROVED["mechanism"])}
 
 
 def label_tickets(
@@ -182,5 +167,4 @@ def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
     Formal guarantees:
       - One ticket of `release.block_event(1)` for each step: a fresh secret sample every time.
     """
-    event = release.block_event(1)
-    return (Ticket(template=STEP_TEMPLATE, event=event, max_count=check_int("steps", steps, low=1), refundable=True),)
+    return (_ticket(STEP_TEMPLATE, release.block_event(1), check_int("steps", steps, low=1)),)
