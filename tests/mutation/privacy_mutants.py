@@ -99,7 +99,7 @@ def twice_the_sampling_rate(patch: Patch) -> None:
 
 
 def answers_alone_are_priced(patch: Patch) -> None:
-    patch.setattr(ConfidentGNMaxMechanism, "event_of", lambda self, tests, answers: self.answer_event)
+    patch.setattr(ConfidentGNMaxMechanism, "repeated", lambda self, *counts: self.answer_event)
 
 
 EVERY_LABEL = test_voting_audit.test_every_label_has_fresh_noise_of_the_claimed_scale

@@ -52,7 +52,7 @@ class ConfidentGNMaxMechanism(Mechanism):
         second noise is never drawn. Both noisy sums are rounded to a public grid first, as by `GaussianMechanism`.
       - A test costs `test_event`, an answer `answer_event` more, whatever the votes are; `event` bounds one release
         with either outcome.
-      - `event_of(tests, answers)` bounds any adaptive run of at most so many of each on the same rows.
+      - `repeated(tests, answers)` bounds any adaptive run of at most so many of each on the same rows.
       - Coordinates beyond 2^20 in magnitude, which no sum of up to 2^20 rows has, are cut to it before the noise.
 
     Args:
@@ -133,11 +133,17 @@ class ConfidentGNMaxMechanism(Mechanism):
     @property
     def event(self) -> GaussianEvent:
         """The event of one release, answered or not: a test and an answer."""
-        return self.event_of(1, 1)
+        return self.repeated(1)
 
     def repeated(self, length: int, answers: int | None = None) -> GaussianEvent:
-        """Returns the event of `length` tests, of which at most `answers` are answered; None: all of them."""
-        return self.event_of(length, length if answers is None else answers)
+        """Returns the event of `length` tests, of which at most `answers` are answered; None: all of them.
+
+        Raises:
+          ConfigurationError: a count out of range.
+        """
+        tests = check_int("tests", length, low=1)
+        found = tests if answers is None else check_int("answers", answers, low=0, high=tests)
+        return _compose_tests(self.test_noise_multiplier, self.noise_multiplier, tests, found)
 
     def check_sum(self, aggregation: Aggregation, sensitivity: Sensitivity, constants: tuple[float, ...]) -> None:
         """Refuses sums whose largest coordinate is no count of agreement."""
@@ -147,20 +153,6 @@ class ConfidentGNMaxMechanism(Mechanism):
         if constants:
             advice = "The threshold itself says when there is no answer."
             raise fail("constants", "none beside confident_gnmax", constants, advice)
-
-    def event_of(self, tests: int, answers: int) -> GaussianEvent:
-        """Returns the event of at most `tests` tests, of which at most `answers` are answered, on the same rows.
-
-        Args:
-          tests: public, at least 1.
-          answers: public, at most `tests`.
-
-        Raises:
-          ConfigurationError: a count out of range.
-        """
-        check_int("tests", tests, low=1)
-        check_int("answers", answers, low=0, high=tests)
-        return _compose_tests(self.test_noise_multiplier, self.noise_multiplier, tests, answers)
 
     def implementation_delta(self, d: int) -> float:
         """Returns what one release over `d` candidates may add to delta: d draws for the answer, one for the test."""

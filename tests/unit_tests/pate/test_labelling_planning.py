@@ -172,13 +172,13 @@ class TestConfidentGNMax:
         mechanism = confident("units", test=50)
         plan = priced(None, mechanism=mechanism, teachers="one_sample", max_queries=100, max_answers=10)
         (ticket,) = plan.tickets()
-        assert ticket.event == SubsampledEvent(mechanism.event_of(100, 10), 0.01)
+        assert ticket.event == SubsampledEvent(mechanism.repeated(100, 10), 0.01)
         assert plan.epsilon < priced(None, mechanism=mechanism, teachers="one_sample", max_queries=100).epsilon
 
     def test_fresh_teachers_pay_for_both_questions_of_every_input(self) -> None:
         mechanism = confident("units", test=20)
         (ticket,) = priced(None, mechanism=mechanism).tickets()
-        assert ticket.event == SubsampledEvent(mechanism.event_of(1, 1), 0.01)
+        assert ticket.event == SubsampledEvent(mechanism.repeated(1, 1), 0.01)
         assert ticket.max_count == 30
 
     def test_its_noise_is_its_own_whatever_epsilon_is_given(self) -> None:

@@ -159,7 +159,7 @@ def test_confident_answers_cost_what_the_table_says(setting):
     made = confident(*setting)
     mu_squared = 1 / setting[1] ** 2 + 2 / setting[2] ** 2
     for inputs, stated in zip(COUNTS, TABLE[setting], strict=True):
-        found = cost(made.event_of(inputs, inputs), "replace_one")
+        found = cost(made.repeated(inputs, inputs), "replace_one")
         assert found == pytest.approx(stated, abs=0.5e-4 + 1.1e-6 * stated)
         assert found == pytest.approx(gdp_epsilon(math.sqrt(inputs * mu_squared)), rel=1.1e-6)
 
@@ -174,7 +174,7 @@ def test_answers_without_tests_cost_what_the_table_says(sigma_votes):
 
 def test_an_input_without_an_answer_costs_its_test_alone():
     made = confident(180, 5, 20)
-    found = [cost(made.event_of(500, answers), "replace_one") for answers in (0, 100, 500)]
+    found = [cost(made.repeated(500, answers), "replace_one") for answers in (0, 100, 500)]
     assert found == sorted(found)
     assert found[0] == pytest.approx(gdp_epsilon(math.sqrt(500) / 5), rel=1.1e-6)
     assert found[1] == pytest.approx(gdp_epsilon(math.sqrt(500 / 25 + 100 * 2 / 400)), rel=1.1e-6)
@@ -183,7 +183,7 @@ def test_an_input_without_an_answer_costs_its_test_alone():
 def test_one_noisy_histogram_makes_the_threshold_free():
     """Threshold and label from one release of 20 votes of noise: 8.3 where the two questions cost 33.1."""
     histogram = plan(PartitionedSlots(TEACHERS, 1, SST2), "replace_one").event(QUERIES)
-    both = confident(180, 5, 20).event_of(QUERIES, QUERIES)
+    both = confident(180, 5, 20).repeated(QUERIES, QUERIES)
     assert cost(histogram, "replace_one") == pytest.approx(ANSWERS_ONLY[20][-1], abs=1e-4)
     assert cost(histogram, "replace_one") < cost(both, "replace_one") / 3
 

@@ -203,7 +203,7 @@ MULTIPLIERS = st.floats(1e-9, 1e12)
 @example(answer=1e-9, test=1e12, tests=10**6, data=None)
 def test_the_event_of_several_is_never_cheaper_than_both_gaussians_and_hardly_dearer(answer, test, tests, data):
     answers = data.draw(st.integers(0, tests)) if data else tests
-    found = ConfidentGNMaxMechanism(answer, test, threshold=0.0).event_of(tests, answers).noise_multiplier
+    found = ConfidentGNMaxMechanism(answer, test, threshold=0.0).repeated(tests, answers).noise_multiplier
     mu_squared = tests / Fraction(test) ** 2 + answers / Fraction(answer) ** 2
     assert Fraction(found) ** 2 * mu_squared <= 1
     assert Fraction(math.nextafter(found, math.inf)) ** 2 * mu_squared > 1
@@ -215,17 +215,17 @@ def test_one_event_costs_what_its_tests_and_answers_cost_one_by_one(tests, answe
     made = ConfidentGNMaxMechanism(20 / math.sqrt(2), 5.0, threshold=180.0)
     parts = ComposedEvent((RepeatedEvent(made.test_event, tests), RepeatedEvent(made.answer_event, answers)))
     together, apart = (
-        epsilon_upper_bound(event, delta=1e-6, adjacency=adjacency) for event in (made.event_of(tests, answers), parts)
+        epsilon_upper_bound(event, delta=1e-6, adjacency=adjacency) for event in (made.repeated(tests, answers), parts)
     )
     assert together == pytest.approx(apart, rel=1e-6)
-    assert made.event_of(1, 0) == made.test_event
-    assert made.event == made.event_of(1, 1)
+    assert made.repeated(1, 0) == made.test_event
+    assert made.event == made.repeated(1, 1)
 
 
 def test_more_tests_or_answers_cost_more():
     made = ConfidentGNMaxMechanism(20.0, 5.0, threshold=180.0)
     counts = [(1, 0), (1, 1), (2, 1), (2, 2), (100, 2), (100, 100), (101, 100)]
-    noises = [made.event_of(*count).noise_multiplier for count in counts]
+    noises = [made.repeated(*count).noise_multiplier for count in counts]
     assert noises == sorted(noises, reverse=True)
     assert len(set(noises)) == len(counts)
 
@@ -234,7 +234,7 @@ def test_more_tests_or_answers_cost_more():
                                                         (True, 0, "tests"), (2, 1.0, "answers")])  # fmt: skip
 def test_counts_out_of_range_are_refused(tests, answers, name):
     with pytest.raises(ConfigurationError, match=f"{name}:"):
-        ConfidentGNMaxMechanism(1.0, 1.0, threshold=0.0).event_of(tests, answers)
+        ConfidentGNMaxMechanism(1.0, 1.0, threshold=0.0).repeated(tests, answers)
 
 
 # --- in a plan ------------------------------------------------------------------------------------------------------
@@ -251,15 +251,15 @@ def plan(sampler=None, aggregation=None, mechanism=CONFIDENT, **options):
 
 def test_a_fixed_partition_pays_for_tests_and_answers_unamplified():
     assert plan().block_event(1) == CONFIDENT.event
-    assert plan().block_event(500, answers=30) == CONFIDENT.event_of(500, 30)
-    assert plan().block_event(500, answers=0) == CONFIDENT.event_of(500, 0)
+    assert plan().block_event(500, answers=30) == CONFIDENT.repeated(500, 30)
+    assert plan().block_event(500, answers=0) == CONFIDENT.repeated(500, 0)
     assert plan().event(3) == RepeatedEvent(CONFIDENT.event, 3)
 
 
 @pytest.mark.parametrize("sampler", [PoissonUnits(0.2), BalancedSlots(200, 1, 1000)], ids=lambda sampler: sampler.name)
 def test_a_run_on_one_secret_sample_is_composed_inside_and_amplified_once(sampler):
-    assert plan(sampler).block_event(500, answers=30) == SubsampledEvent(CONFIDENT.event_of(500, 30), 0.2)
-    assert plan(sampler).block_event(500) == SubsampledEvent(CONFIDENT.event_of(500, 500), 0.2)
+    assert plan(sampler).block_event(500, answers=30) == SubsampledEvent(CONFIDENT.repeated(500, 30), 0.2)
+    assert plan(sampler).block_event(500) == SubsampledEvent(CONFIDENT.repeated(500, 500), 0.2)
 
 
 @pytest.mark.parametrize(("length", "answers"), [(0, 0), (2, 3), (2, -1), (2, True)])
@@ -336,7 +336,7 @@ def test_a_foreign_norm_for_the_test_turns_the_scale_test_red(norm, monkeypatch)
 
 
 def test_a_price_that_forgets_the_tests_turns_the_price_test_red(monkeypatch):
-    monkeypatch.setattr(ConfidentGNMaxMechanism, "event_of", lambda self, tests, answers: self.answer_event)
+    monkeypatch.setattr(ConfidentGNMaxMechanism, "repeated", lambda self, *counts: self.answer_event)
     with pytest.raises(AssertionError):
         test_one_event_costs_what_its_tests_and_answers_cost_one_by_one(500, 500, "replace_one")
 
