@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import html_table
-from langchain_dpicl.privacy._validate import check_real, is_finite
+from langchain_dpicl.privacy._validate import check_real, fail, is_finite
 from langchain_dpicl.privacy.accounting.events import canonical_json
 
 if TYPE_CHECKING:  # loaded when something is verified
@@ -126,6 +126,13 @@ def plain_json(name: str, value: object) -> dict[str, Any]:
             f"{name}: expected JSON values with finite numbers ({type(error).__name__})."
         ) from None
     return copy
+
+
+def listed(name: str, values: object) -> tuple[Any, ...]:
+    """Returns the items of a sequence; refuses a text, whose letters would be taken for them, and everything else."""
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise fail(name, "a sequence", type(values).__name__)
+    return tuple(values)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

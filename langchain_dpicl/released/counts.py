@@ -14,7 +14,7 @@ from langchain_dpicl.privacy._validate import check_choice, check_int, check_nam
 from langchain_dpicl.privacy.extensions.value_counts import UNITS, CountPlan, UnitValues, count_release, noise_margin
 from langchain_dpicl.privacy.extensions.word_release import Weight, WordRelease, denied_words, word_release
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.released.base import FileForm, Released, release_id
+from langchain_dpicl.released.base import FileForm, Released, listed, release_id
 from langchain_dpicl.reports.verify import word_problems
 
 FORMAT = "langchain-dpicl/released-counts"
@@ -226,11 +226,7 @@ class ReleasedWords(Released):
     plan: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if isinstance(self.groups, str | bytes) or not isinstance(self.groups, Sequence):
-            raise fail("groups", "a sequence of WordGroup", type(self.groups).__name__)
-        if not all(isinstance(group, WordGroup) for group in self.groups):
-            raise fail("groups", "WordGroup, each of them", sorted({type(group).__name__ for group in self.groups}))
-        object.__setattr__(self, "groups", tuple(_checked(group) for group in self.groups))
+        object.__setattr__(self, "groups", word_groups("groups", self.groups))
         self._copy_public("report", "plan")
         try:
             problems = list(word_problems(self.groups, self.plan))
@@ -297,9 +293,7 @@ class ReleasedWords(Released):
 
     @classmethod
     def _of_state(cls, state: Mapping[str, Any]) -> Self:
-        if not isinstance(state["words"], list):
-            raise ConfigurationError("words: expected a list of groups, found something else.")
-        return cls(tuple(map(group_of, state["words"])), state["report"], state["plan"])
+        return cls(tuple(map(group_of, listed("words", state["words"]))), state["report"], state["plan"])
 
 
 def without_words(group: WordGroup, gone: frozenset[str]) -> WordGroup:
@@ -314,7 +308,15 @@ def group_of(item: Any) -> WordGroup:
     """Returns one group from its JSON form."""
     if not isinstance(item, Mapping) or set(item) != {"label", "words", "pairs"}:
         raise ConfigurationError("words: expected groups with a label, words and pairs, found another.")
-    return _checked(WordGroup(item["label"], item["words"], item["pairs"]))
+    return WordGroup(item["label"], item["words"], item["pairs"])
+
+
+def word_groups(name: str, groups: object) -> tuple[WordGroup, ...]:
+    """Returns the groups of a sequence, checked."""
+    found = listed(name, groups)
+    if not all(isinstance(group, WordGroup) for group in found):
+        raise fail(name, "WordGroup, each of them", sorted({type(group).__name__ for group in found}))
+    return tuple(map(_checked, found))
 
 
 def _checked(group: WordGroup) -> WordGroup:
@@ -324,13 +326,12 @@ def _checked(group: WordGroup) -> WordGroup:
 
 
 def _weights(name: str, pairs: Any) -> tuple[Weight, ...]:
-    if isinstance(pairs, str | bytes) or not isinstance(pairs, Sequence):
-        raise fail(name, "a sequence of pairs of a text and a number", type(pairs).__name__)
-    for pair in pairs:
+    found = listed(name, pairs)
+    for pair in found:
         if isinstance(pair, str | bytes) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise fail(name, "pairs of a text and a number", type(pair).__name__)
     return tuple(
-        (check_name(name, item), check_real(name, weight, low=0.0, high=_LARGEST_SUM)) for item, weight in pairs
+        (check_name(name, item), check_real(name, weight, low=0.0, high=_LARGEST_SUM)) for item, weight in found
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.released.base import FileForm, Released
+from langchain_dpicl.released.base import FileForm, Released, listed
 
 FORMAT = "langchain-dpicl/released-demonstrations"
 VERSION = 1
@@ -44,18 +44,15 @@ class ReleasedDemonstrations(Released):
 
     @classmethod
     def _of_state(cls, state: Mapping[str, Any]) -> Self:
-        if not isinstance(state["examples"], list):
-            raise ConfigurationError("examples: expected a list of objects.")
-        return cls(tuple(state["examples"]), state["report"], state["plan"])
+        return cls(state["examples"], state["report"], state["plan"])
 
 
 def _check_examples(examples: object) -> tuple[dict[str, str], ...]:
     """Returns a copy of the examples; messages name the index, not the content."""
-    if not isinstance(examples, Sequence) or isinstance(examples, (str, bytes)):
-        raise ConfigurationError(f"examples: expected a sequence of dicts, found {type(examples).__name__}.")
-    for index, example in enumerate(examples):
+    found = listed("examples", examples)
+    for index, example in enumerate(found):
         if not isinstance(example, Mapping):
             raise ConfigurationError(f"examples[{index}]: expected a dict, found {type(example).__name__}.")
         if not all(isinstance(part, str) for item in example.items() for part in item):
             raise ConfigurationError(f"examples[{index}]: expected text under text keys.")
-    return tuple(dict(example) for example in examples)
+    return tuple(dict(example) for example in found)

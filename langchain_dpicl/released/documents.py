@@ -6,6 +6,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from langchain_core.documents import Document
@@ -13,12 +14,13 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_sync
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, check_name, check_real, fail
 from langchain_dpicl.privacy.extensions.value_counts import words_of
 from langchain_dpicl.privacy.extensions.word_release import denied_words
-from langchain_dpicl.released.base import FileForm, Released, release_id
-from langchain_dpicl.released.counts import WordGroup, group_of, without_words
+from langchain_dpicl.released.base import FileForm, Released, listed, release_id
+from langchain_dpicl.released.counts import WordGroup, group_of, without_words, word_groups
 
 FORMAT = "langchain-dpicl/synthetic-documents"
 VERSION = 2
@@ -97,19 +99,14 @@ class SyntheticDocuments(Released):
     words: tuple[WordGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        texts, topics = (
-            _check_tuple("texts", self.texts),
-            tuple(_topic(pair) for pair in _check_tuple("topics", self.topics)),
-        )
+        texts, topics = listed("texts", self.texts), tuple(map(_topic, listed("topics", self.topics)))
         names = [topic for topic, _ in topics]
         if not all(isinstance(text, SyntheticText) for text in texts):
             raise fail("texts", "SyntheticText, each of them", [type(text).__name__ for text in texts][:3])
         places = [(text.topic, text.number) for text in texts]
         if len(set(names)) != len(names) or len(set(places)) != len(places) or not {t for t, _ in places} <= set(names):
             raise fail("texts, topics", "distinct documents of distinct listed topics", names)
-        words = _check_tuple("words", self.words)
-        if not all(isinstance(group, WordGroup) for group in words):
-            raise fail("words", "WordGroup, each of them", sorted({type(group).__name__ for group in words}))
+        words = word_groups("words", self.words)
         labels = [group.label for group in words]
         if len(set(labels)) != len(labels) or not set(labels) <= set(names):
             raise fail("words", "one group of a listed topic each", labels)
@@ -186,28 +183,26 @@ class SyntheticDocuments(Released):
         Raises:
           ConfigurationError: both are given, or `store` is not a vector store.
         """
-        store = _check_store(store, embedding)
-        ids = [str(document.id) for document in self.documents]
-        try:
-            stored = store.get_by_ids(ids)
-        except NotImplementedError:  # a store without lookup by id
-            stored = []
-        if documents := _missing(self.documents, stored):
-            store.add_documents(documents, ids=[str(document.id) for document in documents])
-        return store
+        return run_sync(self._added(store, embedding))
 
     async def ato_vector_store(
         self, store: VectorStore | None = None, *, embedding: Embeddings | None = None
     ) -> VectorStore:
         """Async version of `to_vector_store`."""
+        return await run_async(self._added(store, embedding))
+
+    def _added(self, store: VectorStore | None, embedding: Embeddings | None) -> EffectGenerator[VectorStore]:
         store = _check_store(store, embedding)
         ids = [str(document.id) for document in self.documents]
         try:
-            stored = await store.aget_by_ids(ids)
+            stored = yield Call(partial(store.get_by_ids, ids), partial(store.aget_by_ids, ids))
         except NotImplementedError:  # a store without lookup by id
             stored = []
-        if documents := _missing(self.documents, stored):
-            await store.aadd_documents(documents, ids=[str(document.id) for document in documents])
+        # Some stores raise for an id that they already have. Ids are stable, so equal ids are equal documents.
+        known = {document.id for document in stored}
+        if documents := [document for document in self.documents if document.id not in known]:
+            new = {"ids": [str(document.id) for document in documents]}
+            yield Call(partial(store.add_documents, documents, **new), partial(store.aadd_documents, documents, **new))
         return store
 
     def as_retriever(self, *, embedding: Embeddings | None = None, **search: Any) -> VectorStoreRetriever:
@@ -231,11 +226,11 @@ class SyntheticDocuments(Released):
     @classmethod
     def _of_state(cls, state: Mapping[str, Any]) -> Self:
         return cls(
-            tuple(text_of(item) for item in _check_tuple("documents", state["documents"])),
-            tuple(_topic(pair) for pair in _check_tuple("topics", state["topics"])),
+            tuple(map(text_of, listed("documents", state["documents"]))),
+            state["topics"],
             state["report"],
             state["plan"],
-            tuple(map(group_of, _check_tuple("topic_words", state["topic_words"]))),
+            tuple(map(group_of, listed("topic_words", state["topic_words"]))),
         )
 
 
@@ -272,19 +267,6 @@ def _topic(pair: Any) -> tuple[str, float]:
     if isinstance(count, float):  # a sum of weights
         return name, check_real("topics", count, low=0.0, high=float(_LARGEST))
     return name, check_int("topics", count, low=-_LARGEST, high=_LARGEST)
-
-
-def _check_tuple(name: str, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise fail(name, "a sequence", type(values).__name__)
-    return tuple(values)
-
-
-def _missing(documents: Sequence[Document], stored: Sequence[Document]) -> list[Document]:
-    """Returns the documents that a store lacks; some stores raise for an id that they already have."""
-    # Ids are stable (`SyntheticText.document`), so equal ids are equal documents.
-    known = {document.id for document in stored}
-    return [document for document in documents if document.id not in known]
 
 
 def _check_store(store: Any, embedding: Any) -> VectorStore:

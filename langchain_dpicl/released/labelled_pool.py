@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_real, fail, is_finite
-from langchain_dpicl.released.base import FileForm, Released, epsilon_of
+from langchain_dpicl.released.base import FileForm, Released, epsilon_of, listed
 
 FORMAT = "langchain-dpicl/labelled-pool"
 VERSION = 1
@@ -134,7 +134,7 @@ class LabelledPool(Released):
         # Copies: a caller that changes its arguments later must not change the pool.
         object.__setattr__(self, "labels", _distinct(self.labels))
         object.__setattr__(self, "shown", _label_texts(self.shown, self.labels))
-        object.__setattr__(self, "entries", _check_tuple("entries", self.entries))
+        object.__setattr__(self, "entries", listed("entries", self.entries))
         for place, entry in enumerate(self.entries):
             self._check(f"entries[{place}]", entry)
         self._copy_public("report", "plan", *(() if self.student is None else ("student",)))
@@ -259,7 +259,7 @@ class LabelledPool(Released):
     @classmethod
     def _of_state(cls, state: Mapping[str, Any]) -> Self:
         return cls(
-            tuple(_entry(place, entry) for place, entry in enumerate(_check_tuple("entries", state["entries"]))),
+            tuple(_entry(place, entry) for place, entry in enumerate(listed("entries", state["entries"]))),
             label_key=state["label_key"],
             labels=state["labels"],
             shown=state["shown"],
@@ -306,17 +306,11 @@ def _numbers(name: str, value: object) -> dict[str, float]:
     return {key: float(number) for key, number in value.items()}
 
 
-def _check_tuple(name: str, value: object) -> tuple[Any, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise fail(name, "a sequence", type(value).__name__)
-    return tuple(value)
-
-
 def _distinct(labels: object) -> tuple[str, ...]:
-    listed = _check_tuple("labels", labels)
-    if not all(isinstance(label, str) and label for label in listed) or len(set(listed)) < max(2, len(listed)):
-        raise fail("labels", "at least two distinct non-empty texts", f"{len(listed)} values")
-    return listed
+    found = listed("labels", labels)
+    if not all(isinstance(label, str) and label for label in found) or len(set(found)) < max(2, len(found)):
+        raise fail("labels", "at least two distinct non-empty texts", f"{len(found)} values")
+    return found
 
 
 def _label_texts(shown: object, labels: tuple[str, ...]) -> dict[str, str]:
