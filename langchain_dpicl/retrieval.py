@@ -133,8 +133,7 @@ class IndividualFilter(Uncopyable):
         self.plan = plan
         self.texts = texts
         self.balances = balances
-        self._lock = threading.Lock()
-        self._locks = {os.getpid(): self._lock}
+        self._locks = {os.getpid(): threading.Lock()}
         self._opened: FilteredSample | None = None
 
     @property

@@ -119,11 +119,6 @@ def make_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
     raise refusal
 
 
-def check_place(place: Callable[[], Any]) -> None:
-    """Refuses an argument that names no place, before anything is created."""
-    _is_store(place)
-
-
 def check_apart(place: Callable[[], Any], second: Callable[[], Any]) -> None:
     """Refuses an anchor in the file of the ledger, before either is created."""
     if _is_path(place) and _is_path(second) and check_path("path", place()) == check_path("anchor", second()):
@@ -307,7 +302,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         check_name("name", name)
         StreamTerms.parse(per)
         LedgerAbout.parse(about)
-        check_place(place)
+        _is_store(place)  # refuses what names no place, before anything is created
         check_apart(place, second)
         known = anchor_at(second, may_make=True)
         made = make_store_at(place, name)
@@ -468,21 +463,16 @@ def get_privacy_budget_callback(
     if handler is not None:
         budget = budget_of(handler, "handler")
         active = PrivacyBudgetCallbackHandler.from_budget(budget) if isinstance(handler, Budget) else handler
+    elif epsilon is None or delta is None:
+        active = PrivacyBudgetCallbackHandler.open(place(), name=name, anchor=second())
     else:
-        active = _active(place, second, name, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency})
+        how: dict[str, Any] = {"adjacency": adjacency, "name": name}
+        active = PrivacyBudgetCallbackHandler(epsilon, delta, store=place(), anchor=second(), **how)
     token = _ACTIVE.set(active)
     try:
         yield active
     finally:
         _ACTIVE.reset(token)
-
-
-def _active(
-    place: Callable[[], Any], second: Callable[[], Any], name: str, limits: dict[str, Any]
-) -> PrivacyBudgetCallbackHandler:
-    if limits["epsilon"] is None:
-        return PrivacyBudgetCallbackHandler.open(place(), name=name, anchor=second())
-    return PrivacyBudgetCallbackHandler(**limits, store=place(), name=name, anchor=second())
 
 
 def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> Budget:
