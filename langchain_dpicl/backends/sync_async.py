@@ -208,7 +208,7 @@ async def run_to_completion(
     has_ended = False
     while not has_ended:  # once at least, so that others have their turn
         try:
-            await _wait_for_thread(future)
+            await wait_for_thread(future)
             has_ended = True
         except asyncio.CancelledError as error:
             stop = error
@@ -325,7 +325,7 @@ def _taken(work: list[T]) -> T | None:
     return None
 
 
-async def _wait_for_thread(future: Future[T]) -> None:
+async def wait_for_thread(future: Future[T]) -> None:
     """Waits for a thread's work; cancelling the wait does not cancel the work."""
     loop = asyncio.get_running_loop()
     woken = loop.create_future()

@@ -26,7 +26,7 @@ import numpy as np
 from langchain_dpicl import exceptions
 from langchain_dpicl.backends.private_calls.call import DEFAULT_CONCURRENCY, OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
-from langchain_dpicl.backends.sync_async import bare, concurrency_limit, run_in_thread
+from langchain_dpicl.backends.sync_async import bare, concurrency_limit, run_in_thread, wait_for_thread
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 _HEAD = struct.Struct(">QQ")
@@ -279,22 +279,10 @@ class Connection:
 
     async def await_answer(self, message: Message, seconds: float) -> Answer:
         """Async twin of `wait`; a cancelled task cancels the call in the process."""
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def wake_soon(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(wake)
-
         number, future = self.post(message)
-        future.add_done_callback(wake_soon)
         try:
             async with asyncio.timeout(seconds):
-                await woken
+                await wait_for_thread(future)
         except TimeoutError:
             pass
         except BaseException:  # a cancelled task
