@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from langchain_core.language_models.llms import LLM
@@ -23,11 +23,19 @@ from langchain_dpicl.audit.component_checks import (
     check_row_contribution,
     check_sampler_rate,
 )
-from langchain_dpicl.audit.game import ALARM, AuditResult, Game, GameSide, clopper_pearson_lower, result_of
+from langchain_dpicl.audit.game import (
+    ALARM,
+    AuditCheck,
+    AuditResult,
+    Game,
+    GameSide,
+    clopper_pearson_lower,
+    result_of,
+)
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery, WordsPlan
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
 from langchain_dpicl.documents import DocumentsPlan, DocumentSynthesizer
 from langchain_dpicl.evaluation.chains import Question
 from langchain_dpicl.evaluation.choose import Choosing
@@ -35,7 +43,6 @@ from langchain_dpicl.evaluation.evaluate import Evaluation, silent_question
 from langchain_dpicl.evaluation.evaluators import Exact
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan, plan_choice, plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Decoding, Noise, Rows, Topics
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, GaussianEvent
@@ -65,7 +72,6 @@ from langchain_dpicl.reports.verify import public_words
 # and its law is played at a delta where it can be observed.
 
 
-Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 EventT = TypeVar("EventT")
 
 # What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
@@ -205,13 +211,13 @@ def _failure_charged(event: Event) -> float:
     return math.fsum(part.delta for part in _parts(event, FailureEvent))
 
 
-def count_checks(release: CountPlan) -> Iterator[Named]:
+def count_checks(release: CountPlan) -> Iterator[AuditCheck]:
     """Yields the checks of one plan of counts, except for games."""
-    yield "values: one unit adds no more than charged", lambda: check_contribution(release)
-    yield "noise: scale, at your own size", lambda: check_noise(release)
+    yield AuditCheck("values: one unit adds no more than charged", lambda: check_contribution(release))
+    yield AuditCheck("noise: scale, at your own size", lambda: check_noise(release))
     if release.mechanism.threshold is not None:
-        yield "threshold: its chance is charged", lambda: check_threshold(release)
-        yield "threshold: one unit alone", lambda: check_single_unit(release.adjacency)
+        yield AuditCheck("threshold: its chance is charged", lambda: check_threshold(release))
+        yield AuditCheck("threshold: one unit alone", lambda: check_single_unit(release.adjacency))
 
 
 def check_contribution(release: CountPlan) -> AuditResult:
@@ -403,14 +409,14 @@ def document_games(*, adjacency: str) -> Iterator[TopicGame]:
     )
 
 
-def document_checks(plan: DocumentsPlan) -> Iterator[Named]:
+def document_checks(plan: DocumentsPlan) -> Iterator[AuditCheck]:
     """Yields the checks of histogram and topics, except for games."""
-    yield "topics: one unit has one, by itself", lambda: check_topics(plan)
+    yield AuditCheck("topics: one unit has one, by itself", lambda: check_topics(plan))
     topics = plan.topics
     if isinstance(topics, CountPlan):
-        yield "keywords: one unit adds no more than charged", lambda: check_keywords(topics)
-        yield "noise: scale, at your own size", lambda: check_noise(topics)
-        yield "topics: of the noisy counts alone", lambda: check_topic_choice(plan)
+        yield AuditCheck("keywords: one unit adds no more than charged", lambda: check_keywords(topics))
+        yield AuditCheck("noise: scale, at your own size", lambda: check_noise(topics))
+        yield AuditCheck("topics: of the noisy counts alone", lambda: check_topic_choice(plan))
 
 
 def check_keywords(release: CountPlan) -> AuditResult:
@@ -561,29 +567,17 @@ def word_games(*, adjacency: str) -> Iterator[WordGame]:
     )
 
 
-def word_checks(plan: WordsPlan) -> Iterator[Named]:
-    """Yields the checks of one plan of words, except for games."""
-    return _checks_of({"words": plan.release, "pairs": plan.pairs})
-
-
-def document_word_checks(plan: DocumentsPlan) -> Iterator[Named]:
-    """Yields the checks of what a store of documents releases as words: topics, words of topics, pairs."""
-    topics = plan.topics if isinstance(plan.topics, WordRelease) else None
-    return _checks_of({"topics": topics, "words": plan.words, "pairs": plan.pairs})
-
-
-def first_word_checks(plan: GenerationPlan) -> Iterator[Named]:
-    """Yields the checks of the words that leave before the texts of a generation; none where none do."""
-    return _checks_of({"words": plan.words})
-
-
-def _checks_of(releases: Mapping[str, WordRelease | None]) -> Iterator[Named]:
-    for what, release in releases.items():
+def word_checks(**releases: WordRelease | None) -> Iterator[AuditCheck]:
+    """Yields the checks of releases of words by what they release, except for games; none where none leave."""
+    looked_at = {
+        "one unit adds no more than charged": check_word_contribution,
+        "noise, at your own size": check_word_noise,
+        "the threshold's chance is charged": check_word_threshold,
+        "one unit alone": check_unit_with_a_word,
+    }
+    for (what, release), (name, check) in itertools.product(releases.items(), looked_at.items()):
         if release is not None:
-            yield f"{what}: one unit adds no more than charged", partial(check_word_contribution, release, what)
-            yield f"{what}: noise, at your own size", partial(check_word_noise, release, what)
-            yield f"{what}: the threshold's chance is charged", partial(check_word_threshold, release, what)
-            yield f"{what}: one unit alone", partial(check_unit_with_a_word, release, what)
+            yield AuditCheck(f"{what}: {name}", partial(check, release, what))
 
 
 def check_word_contribution(release: WordRelease, what: str = "words") -> AuditResult:
@@ -827,19 +821,19 @@ def games(plan: EvaluationPlan | ChoicePlan) -> Iterator[OnceGame]:
 ROWS = "rows: one per unit, from its own records"
 
 
-def checks(plan: EvaluationPlan | ChoicePlan) -> Iterator[Named]:
+def checks(plan: EvaluationPlan | ChoicePlan) -> Iterator[AuditCheck]:
     """Yields the checks of a plan, except for games."""
     release: Any = plan.release
-    yield "sampler: rate", lambda: check_sampler_rate(release)
+    yield AuditCheck("sampler: rate", lambda: check_sampler_rate(release))
     if isinstance(plan, EvaluationPlan):
-        yield "outcomes: one unit adds no more than charged", lambda: check_outcome_contribution(release)
-        yield "noise: scale, at your own size", lambda: check_noise(release)
-        yield TABLES, lambda: check_tables(release)
+        yield AuditCheck("outcomes: one unit adds no more than charged", lambda: check_outcome_contribution(release))
+        yield AuditCheck("noise: scale, at your own size", lambda: check_noise(release))
+        yield AuditCheck(TABLES, lambda: check_tables(release))
     else:
-        yield "rows", lambda: check_row_contribution(release)
-        yield "noise: scale", lambda: check_noise_scale(release)
-    yield ROWS, check_rows
-    yield PARTS, check_parts
+        yield AuditCheck("rows", lambda: check_row_contribution(release))
+        yield AuditCheck("noise: scale", lambda: check_noise_scale(release))
+    yield AuditCheck(ROWS, check_rows)
+    yield AuditCheck(PARTS, check_parts)
 
 
 def check_outcome_contribution(release: OutcomePlan) -> AuditResult:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -366,6 +366,13 @@ class AuditResult:
         parts += [f"{self.runs:,} runs"] if self.runs else []
         parts += [f"power {self.power:.3f} ({self.power_for})"] if self.power is not None else []
         return "; ".join([*parts, *self.details])
+
+
+class AuditCheck(NamedTuple):
+    """One check: the name of its result, and the function that makes it."""
+
+    name: str
+    play: Callable[[], AuditResult]
 
 
 def result_of(

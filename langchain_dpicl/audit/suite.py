@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from langsmith.run_helpers import tracing_context
@@ -32,6 +32,7 @@ from langchain_dpicl.audit.component_games import (
 )
 from langchain_dpicl.audit.game import (
     ALARM,
+    AuditCheck,
     AuditReport,
     AuditResult,
     Game,
@@ -565,13 +566,6 @@ def check_released_scores(*, rows: str, adjacency: str) -> AuditResult:
 T = TypeVar("T")
 
 
-class AuditCheck(NamedTuple):
-    """One check: the name of its result, and the function that makes it."""
-
-    name: str
-    play: Callable[[], AuditResult]
-
-
 def audit(
     subject: Any,
     *,
@@ -674,13 +668,13 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
         yield AuditCheck("ledger: tickets", lambda: check_tickets(subject))
         yield AuditCheck("ledger: report", lambda: check_report(subject))
     if isinstance(subject.plan, EvaluationPlan | ChoicePlan):
-        yield from (AuditCheck(*named) for named in count_games.checks(subject.plan))
+        yield from count_games.checks(subject.plan)
     elif isinstance(subject.plan, DocumentsPlan):
         yield from _document_checks(subject, subject.plan)
     elif isinstance(release, CountPlan):
-        yield from (AuditCheck(*named) for named in count_games.count_checks(release))
+        yield from count_games.count_checks(release)
     elif isinstance(subject.plan, WordsPlan):
-        yield from (AuditCheck(*named) for named in count_games.word_checks(subject.plan))
+        yield from count_games.word_checks(words=subject.plan.release, pairs=subject.plan.pairs)
     elif isinstance(release, ParticipationPlan):
         yield AuditCheck("balances: none is shown", lambda: component_games.check_nothing_else_shown(release.row_shape))
     else:
@@ -694,8 +688,9 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
 
 
 def _document_checks(subject: Subject, plan: DocumentsPlan) -> Iterator[AuditCheck]:
-    named = (*count_games.document_checks(plan), *count_games.document_word_checks(plan))
-    yield from (AuditCheck(*one) for one in named)
+    topics = plan.topics if isinstance(plan.topics, WordRelease) else None
+    yield from count_games.document_checks(plan)
+    yield from count_games.word_checks(topics=topics, words=plan.words, pairs=plan.pairs)
     if plan.generation is not None:
         yield from _row_checks(subject.texts, _rows_of(subject.texts))
 
@@ -709,7 +704,7 @@ def _rows_of(subject: Subject) -> ReleasePlan:
 def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[AuditCheck]:
     """Yields the checks of samples, rows and noise, and of words that leave before texts."""
     if isinstance(subject.plan, GenerationPlan):
-        yield from (AuditCheck(*named) for named in count_games.first_word_checks(subject.plan))
+        yield from count_games.word_checks(words=subject.plan.words)
     for label, branch in getattr(subject.plan, "branches", ((None, release),)):
         rate, place = (
             name if label is None else f"{name}, label {label!r}"
