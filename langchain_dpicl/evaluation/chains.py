@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -42,7 +43,7 @@ from langchain_dpicl.backends.private_calls.call import (
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.rows import arun_guarded
-from langchain_dpicl.backends.sync_async import EffectGenerator, limit_concurrency, run_async, run_in_thread, run_sync
+from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Pure, Same, cell_of
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail
@@ -195,10 +196,12 @@ class SilentChain:
         """Returns what reports show of it."""
         return {"template": _digest(self.prompt), "model": self.calls.model.name}
 
-    def requests(self, records: Sequence[OpaqueValue[Mapping[str, Any]]]) -> ChainCalls:
-        """Returns the effect that answers private records."""
+    def answers(self, records: Sequence[OpaqueValue[Mapping[str, Any]]]) -> EffectGenerator[tuple[Answer | None, ...]]:
+        """Answers private records (an effect generator): one `Answer` or None per record, in their order."""
         rendered = [read_silently(lambda box=box: OpaqueValue(self._prompt(box))) for box in records]  # type: ignore[misc]
-        return ChainCalls(self, tuple(None if prompt is None else self._request(prompt) for prompt in rendered))
+        asked = [self._request(prompt) for prompt in rendered if prompt is not None]
+        replies = iter((yield Call(partial(self.calls.many, asked), partial(self.calls.amany, asked))))
+        return tuple(None if prompt is None else self.read(next(replies)) for prompt in rendered)
 
     def _prompt(self, box: OpaqueValue[Mapping[str, Any]]) -> Any:
         return self.prompt.format_prompt(**{name: box.reveal()[shown] for name, shown in self.fields.items()})
@@ -221,26 +224,6 @@ class SilentChain:
         for step in self.steps:
             found = step(found)
         return OpaqueValue(found)
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class ChainCalls:
-    """The calls of one chain for some records; answered with one `Answer` or None per record, in their order."""
-
-    chain: SilentChain
-    requests: tuple[Request | None, ...]
-
-    def run(self) -> tuple[Answer | None, ...]:
-        """Runs, blocking."""
-        return self._spread(self.chain.calls.many([one for one in self.requests if one is not None]))
-
-    async def arun(self) -> tuple[Answer | None, ...]:
-        """Runs, awaiting."""
-        return self._spread(await self.chain.calls.amany([one for one in self.requests if one is not None]))
-
-    def _spread(self, replies: list[Reply]) -> tuple[Answer | None, ...]:
-        waiting: Iterator[Reply] = iter(replies)
-        return tuple(None if one is None else self.chain.read(next(waiting)) for one in self.requests)
 
 
 def _stock_prompt(name: str, prompt: Any) -> Any:
@@ -347,35 +330,6 @@ ANSWER = "answer"
 Box = OpaqueValue[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Probe:
-    """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
-
-    Each call goes the way that the private ones will go, blocking or awaited.
-
-    Raises:
-      ConfigurationError: the system starts no more threads.
-      ModelCallError: a model could not be called.
-    """
-
-    question: Question
-    limit: int | None
-
-    def run(self) -> None:
-        """Runs, blocking."""
-        with limit_concurrency(self.limit):
-            for chain in self.question.silent:
-                chain.calls.start()
-                chain.probe()
-
-    async def arun(self) -> None:
-        """Runs, awaiting."""
-        with limit_concurrency(self.limit):
-            for chain in self.question.silent:
-                await run_in_thread(chain.calls.start)
-                await chain.aprobe()
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Question:
     """What is asked about each record: answers of the chains, judgements of them, and an outcome per evaluator.
@@ -424,6 +378,19 @@ class Question:
         """How many outcomes each table of each evaluator has."""
         return tuple(one.widths for one in self.evaluators)
 
+    def probe(self, limit: int | None) -> EffectGenerator[None]:
+        """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
+
+        Each call goes the way that the private ones will go, blocking or awaited; at most `limit` at once.
+
+        Raises:
+          ConfigurationError: the system starts no more threads.
+          ModelCallError: a model could not be called.
+        """
+        for chain in self.silent:
+            yield LimitConcurrency(Blocking(chain.calls.start), limit)
+            yield LimitConcurrency(Call(chain.probe, chain.aprobe), limit)
+
     def ask(self, units: Sequence[OpaqueValue[Unit] | None]) -> OutcomeRequest:
         """Returns the effect that computes the rows of these units.
 
@@ -464,7 +431,7 @@ class OutcomeRequest:
         there = [box for box in self.records if box is not None]
         answers: list[tuple[Answer | None, ...]] = []
         for chain in self.question.chains:
-            of_one = yield chain.requests(there)
+            of_one = yield from chain.answers(there)
             answers.append(of_one)
         judged: list[list[tuple[Answer | None, ...]]] = []
         for judge in self.question.judges:
@@ -473,7 +440,7 @@ class OutcomeRequest:
                 if judge is None:
                     by_chain.append((None,) * len(there))
                 else:
-                    by_chain.append((yield judge.requests(list(map(_with_answer, there, of_chain)))))
+                    by_chain.append((yield from judge.answers(list(map(_with_answer, there, of_chain)))))
             judged.append(by_chain)
         return OpaqueRows(self._spread(there, answers, judged))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -11,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.chains import Probe, Question
+from langchain_dpicl.evaluation.chains import Question
 from langchain_dpicl.evaluation.evaluate import (
     ONE_OF_THEM,
     KeptCall,
@@ -149,7 +150,7 @@ def _choosing(
     return KeptCall.of(
         spender,
         *key,
-        probe=Probe(question, (config or {}).get("max_concurrency")),
+        probe=partial(question.probe, (config or {}).get("max_concurrency")),
         declare=declare,
         build=lambda paid: Choosing(source, question, chains, plan=plan, budget=spender, share=paid),
     )

@@ -17,7 +17,6 @@ from langchain_dpicl.backends.sync_async import (
     AcquireGate,
     Blocking,
     Call,
-    Effect,
     EffectGenerator,
     FairSemaphore,
     run_async,
@@ -26,7 +25,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.chains import ANSWER, Probe, Question, SilentChain
+from langchain_dpicl.evaluation.chains import ANSWER, Question, SilentChain
 from langchain_dpicl.evaluation.evaluators import STOCK, BoundEvaluator, Evaluator, Same, paired
 from langchain_dpicl.evaluation.plan import Counted, Estimate, EvaluationPlan, NoisyRatio, Of, plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
@@ -268,7 +267,7 @@ class KeptCall:
 
     places: dict[Hashable, Kept]
     key: Hashable
-    probe: Effect
+    probe: Callable[[], EffectGenerator[None]]
     declare: Callable[[], Share]
     build: Callable[[Share], OneRelease[Any, Any]]
 
@@ -309,7 +308,7 @@ class KeptCall:
             return (yield Blocking(lambda: finished.result))
         run: OneRelease[Any, Any] | None = yield Blocking(lambda: kept.left(self.build))
         if run is None:
-            yield self.probe
+            yield from self.probe()
             run = yield Blocking(lambda: self.build(kept.keep_share(self.declare())))
         try:
             return (yield Call(partial(run.run, **how), partial(run.arun, **how)))
@@ -589,7 +588,7 @@ def _evaluation(
         return KeptCall.of(
             spender,
             *("evaluate", name, share, canonical_json(shown), identity_of(private), *question.identity),
-            probe=Probe(question, (config or {}).get("max_concurrency")),
+            probe=partial(question.probe, (config or {}).get("max_concurrency")),
             declare=declare,
             build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
         )

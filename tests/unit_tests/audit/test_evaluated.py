@@ -73,13 +73,13 @@ def a_row_per_record(patch: pytest.MonkeyPatch) -> None:
 
 def one_failure_for_all(patch: pytest.MonkeyPatch) -> None:
     """The answers to all records are lost with one of them."""
-    real = chains.ChainCalls._spread
+    real = chains.SilentChain.answers
 
-    def spread(self: Any, replies: Any) -> Any:
-        found = real(self, replies)
+    def answers(self: Any, records: Any) -> Any:
+        found = yield from real(self, records)
         return (None,) * len(found) if None in found else found
 
-    patch.setattr(chains.ChainCalls, "_spread", spread)
+    patch.setattr(chains.SilentChain, "answers", answers)
 
 
 def an_outcome_seen_by_others(patch: pytest.MonkeyPatch) -> None:

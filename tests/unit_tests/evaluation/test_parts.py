@@ -204,7 +204,7 @@ def before(patch, place, act):
 
 
 @pytest.mark.parametrize(("place", "epsilon", "cost"), [
-    ("chains.Probe.run", None, 0.0), ("chains.Probe.run", 1.0, 1.0),
+    ("chains.Question.probe", None, 0.0), ("chains.Question.probe", 1.0, 1.0),
     ("evaluate.plan_evaluation", None, 0.1), ("evaluate.plan_evaluation", 1.0, 1.0),
 ])  # fmt: skip
 def test_of_two_candidates_at_once_one_has_what_was_set_aside_and_the_other_pays_its_own(

@@ -20,6 +20,7 @@ from langchain_dpicl.backends.hf.model_checks import Hooks
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.sync_async import run_async, run_sync
 from langchain_dpicl.evaluation import Exact, dp_evaluate
 from langchain_dpicl.evaluation.chains import SilentChain
 from langchain_dpicl.exceptions import UnsilencableModelError
@@ -74,8 +75,8 @@ def chain_of(model: Any) -> SilentChain:
 
 def answers(chain: SilentChain, texts: Sequence[str] = (PROMPT,) * 3, *, awaited: bool = False) -> list[bool]:
     """Whether each of some private records has an answer."""
-    calls = chain.requests([OpaqueValue({"text": text}) for text in texts])
-    return [answer is not None for answer in (asyncio.run(calls.arun()) if awaited else calls.run())]
+    walk = chain.answers([OpaqueValue({"text": text}) for text in texts])
+    return [answer is not None for answer in (asyncio.run(run_async(walk)) if awaited else run_sync(walk))]
 
 
 class TestForeignHooks:
