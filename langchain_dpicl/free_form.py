@@ -33,10 +33,10 @@ from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
-from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, check_silent
+from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, apublic_call, check_silent, public_call
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.exceptions import DPICLError, ModelCallError
+from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.options import (
     LLM,
     EmbeddingAnswers,
@@ -78,10 +78,6 @@ _ANY_CHOICE = ("yes", "no")
 _HINT = "Words that good answers to what follows often hold, the most common first: {" + KEYWORDS + "}"
 
 
-def _as_it_is(found: Any) -> Any:
-    return found
-
-
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PublicRequest:
     """Makes a public call to code outside this package; reports the class of an error only.
@@ -92,30 +88,23 @@ class PublicRequest:
     name: str
     ask: Callable[[], Any]
     aask: Callable[[], Awaitable[Any]]
-    read: Callable[[Any], Any] = _as_it_is
+    read: Callable[[Any], Any] = lambda found: found
     """Checks what came back."""
 
     def run(self) -> Any:
         """Answers, blocking."""
-        try:
-            return self.read(self.ask())
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  foreign code may raise anything
-            kind = _kind(error)
-        raise self._failed(kind)  # outside the handler, so that the foreign exception is not its context
+        return public_call(lambda: self.read(self.ask()), self._failed)
 
     async def arun(self) -> Any:
         """Answers, awaiting."""
-        try:
-            return self.read(await self.aask())
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  foreign code may raise anything
-            kind = _kind(error)
-        raise self._failed(kind)
 
-    def _failed(self, kind: str) -> ModelCallError:
+        async def answer() -> Any:
+            return self.read(await self.aask())
+
+        return await apublic_call(answer, self._failed)
+
+    def _failed(self, error: Exception) -> ModelCallError:
+        kind = classify_error(error, explain="kind").detail or type(error).__name__
         return ModelCallError(f"a public call to {self.name} failed ({kind}). Check it, then ask again")
 
 
@@ -399,10 +388,6 @@ def _check_texts(name: str, values: Any) -> tuple[str, ...] | None:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise fail(name, "a list of texts, or a Runnable or function that gives one", type(values).__name__)
     return distinct_texts(text_of(name, value) for value in values)
-
-
-def _kind(error: Exception) -> str:
-    return classify_error(error, explain="kind").detail or type(error).__name__
 
 
 MOST_KEYWORDS = 256

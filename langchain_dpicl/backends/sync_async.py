@@ -461,26 +461,32 @@ def bare(error: DPICLError) -> DPICLError:
     return error.with_traceback(None)
 
 
-def public_call(action: Callable[[], T]) -> T:
-    """Returns the result of a public call of an engine; an error that is not ours becomes a `public_failure`."""
+def _failure_of(error: Exception) -> ModelCallError:
+    return public_failure(type(error).__name__)
+
+
+def public_call(action: Callable[[], T], failure: Callable[[Exception], ModelCallError] = _failure_of) -> T:
+    """Returns the result of a public call of foreign code; an error that is not ours becomes a `failure`."""
     try:
         return action()
     except DPICLError:
         raise
-    except Exception as error:  # noqa: BLE001  whatever an engine raises
-        kind = type(error).__name__
-    raise public_failure(kind)  # outside the handler, so that the engine's error is not its context
+    except Exception as error:  # noqa: BLE001  foreign code may raise anything
+        failed = failure(error)
+    raise failed  # outside the handler, so that the foreign error is not its context
 
 
-async def apublic_call(action: Callable[[], Awaitable[T]]) -> T:
+async def apublic_call(
+    action: Callable[[], Awaitable[T]], failure: Callable[[Exception], ModelCallError] = _failure_of
+) -> T:
     """Async twin of `public_call`."""
     try:
         return await action()
     except DPICLError:
         raise
-    except Exception as error:  # noqa: BLE001  whatever an engine raises
-        kind = type(error).__name__
-    raise public_failure(kind)
+    except Exception as error:  # noqa: BLE001  foreign code may raise anything
+        failed = failure(error)
+    raise failed
 
 
 def run_sync(walk: EffectGenerator[T]) -> T:
