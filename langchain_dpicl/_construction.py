@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -33,26 +31,6 @@ _FIXED = frozenset({"missing", "extra_forbidden", "is_instance_of", "literal_err
 """Kinds of pydantic errors, besides type errors, whose message does not depend on the input."""
 
 
-class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body
-    """The awaitable version of a constructor, with the same signature; the constructor runs in a thread.
-
-    `afrom_private_examples = awaitable(from_private_examples)`; a subclass's own constructor is found by name.
-    """
-
-    def __init__(self, constructor: Callable[Concatenate[Any, P], R]) -> None:
-        self._name: str = getattr(constructor, "__func__", constructor).__name__
-
-    def __get__(self, instance: object, owner: type[T]) -> Callable[P, Coroutine[Any, Any, T]]:
-        build = getattr(owner, self._name)
-
-        @functools.wraps(build)
-        async def later(*args: P.args, **kwargs: P.kwargs) -> T:
-            built: T = await asyncio.to_thread(build, *args, **kwargs)
-            return built
-
-        return later
-
-
 class _AnySchema(GenerateJsonSchema):
     """Describes a field that has no JSON form as one of any value."""
 
@@ -71,7 +49,7 @@ class HidesInput(BaseModel, metaclass=_ModelMeta):
         input. It refuses invalid JSON before this class is called, and shows it in that error's `errors()`.
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True, ignored_types=(awaitable,))
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fault = _constructor_fault(super().__init__, type(self), args, kwargs)
@@ -193,4 +171,4 @@ def _field(line: Any, cls: type[BaseModel]) -> str:
     return name if name in cls.model_fields else "another argument"
 
 
-__all__ = ["HidesInput", "awaitable", "how_to_build", "tells_how_to_build"]
+__all__ = ["HidesInput", "how_to_build", "tells_how_to_build"]

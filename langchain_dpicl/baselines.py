@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, create_model
 from typing_extensions import override
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.base import (
     GradientBackend,
@@ -36,7 +36,14 @@ from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_model
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, TopTokenRequest, run_sync
+from langchain_dpicl.backends.sync_async import (
+    Effect,
+    EffectGenerator,
+    LimitConcurrency,
+    TopTokenRequest,
+    awaitable,
+    run_sync,
+)
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.generation.decoding_loop import (

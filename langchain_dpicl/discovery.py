@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.embedded import load_tables
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, awaitable
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
 
 from langchain_core.documents import Document
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, check_silent
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, awaitable, check_silent
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, WordTree, make_script
 from langchain_dpicl.generation.plan import (

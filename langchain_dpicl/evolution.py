@@ -15,13 +15,13 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from numpy.typing import NDArray
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_embeddings, as_model
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows, Texts
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, awaitable
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.distributed import Executor, ExecutorLike, JobResult, Workplace, as_executor, iterate_in_threads
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError

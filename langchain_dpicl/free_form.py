@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from langchain_dpicl._construction import awaitable
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend, cut_at_stop
 from langchain_dpicl.backends.base import Rows as EngineRows
@@ -33,7 +32,15 @@ from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
-from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, apublic_call, check_silent, public_call
+from langchain_dpicl.backends.sync_async import (
+    Call,
+    Effect,
+    EffectGenerator,
+    apublic_call,
+    awaitable,
+    check_silent,
+    public_call,
+)
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import ModelCallError

@@ -13,11 +13,17 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
-from langchain_dpicl._construction import awaitable
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.label_rows import Prompts
-from langchain_dpicl.backends.sync_async import AskBeside, Effect, EffectGenerator, PublicAnswer, concurrency_limit
+from langchain_dpicl.backends.sync_async import (
+    AskBeside,
+    Effect,
+    EffectGenerator,
+    PublicAnswer,
+    awaitable,
+    concurrency_limit,
+)
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options import (

@@ -8,14 +8,14 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token
@@ -162,6 +162,8 @@ def call_stop() -> threading.Event | None:
 THREADS = 32
 """Threads for such work in one process; they mostly wait."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 logger = logging.getLogger(__name__)
@@ -190,6 +192,26 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True) -> T:
         return result()
     finally:
         del result  # breaks a cycle: it holds the error, whose frames hold it
+
+
+class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body
+    """The awaitable version of a constructor, with the same signature; the constructor runs in a thread.
+
+    `afrom_private_examples = awaitable(from_private_examples)`; a subclass's own constructor is found by name.
+    """
+
+    def __init__(self, constructor: Callable[Concatenate[Any, P], R]) -> None:
+        self._name: str = getattr(constructor, "__func__", constructor).__name__
+
+    def __get__(self, instance: object, owner: type[T]) -> Callable[P, Coroutine[Any, Any, T]]:
+        build = getattr(owner, self._name)
+
+        @wraps(build)
+        async def later(*args: P.args, **kwargs: P.kwargs) -> T:
+            built: T = await run_in_thread(partial(build, *args, **kwargs))
+            return built
+
+        return later
 
 
 async def run_to_completion(

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeAlias, TypeVar
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import GroupBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
@@ -22,6 +22,7 @@ from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     Blocking,
     EffectGenerator,
+    awaitable,
     calls_at_once,
     check_silent,
     run_sync,

@@ -13,13 +13,14 @@ from typing import Any, ClassVar, Self, TypeAlias
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
     EffectGenerator,
     FairSemaphore,
     ThreadedContext,
+    awaitable,
     run_async,
     run_in_thread,
     run_sync,

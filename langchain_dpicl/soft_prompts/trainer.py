@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, awaitable
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, describe_tickets_left, resolve_budget

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl._construction import awaitable
+from langchain_dpicl.backends.sync_async import awaitable
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Noise, Rows
 from langchain_dpicl.runs.door import door
