@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, ru
 
 from langchain_dpicl import exceptions
 from langchain_dpicl._opaque import Uncopyable
-from langchain_dpicl.backends.sync_async import run_in_thread
+from langchain_dpicl.backends.sync_async import run_in_thread, run_to_completion
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import resolve_budget
 from langchain_dpicl.exceptions import (
@@ -418,7 +418,10 @@ async def iterate_in_threads(made: Generator[Result | None]) -> AsyncGenerator[R
             if result is not None:
                 yield result
     finally:
-        await run_in_thread(made.close)
+        result, stop = await run_to_completion(made.close)
+        if stop is not None:
+            raise stop
+        result()
 
 
 def tickets_missing(component: str, missing: int) -> PrivacyBudgetExceededError:

@@ -190,7 +190,9 @@ class PublicModel:
         )
 
     def _read(self, answers: Iterable[Any]) -> tuple[str, ...]:
-        return distinct_texts(cut_at_stop(text_of(self.name, answer).lstrip(), self._stop) for answer in answers)
+        return distinct_texts(
+            cut_at_stop(text_of(self.name, answer), self._stop, is_stripped=True) for answer in answers
+        )
 
 
 def _list_of_texts(name: str, answers: Any, count: int) -> Sequence[str]:

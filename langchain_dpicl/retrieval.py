@@ -767,7 +767,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
         """Embeds the query and asks the public prompt, which detects an outage before a query is counted."""
         render = self.wording.renderer(self.task.queries(query))
         direction = yield from direction_of_query(self.filter.texts, self.wording, query)
-        [row] = yield self.rows.request_public_rows([render(())])
+        [row] = yield self.rows.request_public_rows([render(())], needs_text=True)
         asks = self._limit_concurrency(self.rows.ask, config)
         return FilteredQuery(direction, rows=asks, render=render, width=len(self.labels)), row
 

@@ -472,7 +472,12 @@ def check_whole(name: str, value: object) -> int:
     return int(value)
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first stop string."""
-    places = [place for word in stop if word and (place := text.find(word)) >= 0]
-    return text[: min(places)] if places else text
+def cut_at_stop(text: str, stop: Sequence[str], *, is_stripped: bool = False) -> str:
+    """Returns the text before the first stop string.
+
+    With `is_stripped` white space that it begins with does not count: a stop string that is nothing else ends nothing.
+    """
+    begin = len(text) - len(text.lstrip()) if is_stripped else 0
+    places = [place for word in stop if word and (place := text.find(word, max(0, begin - len(word) + 1))) >= 0]
+    cut = text[: min(places)] if places else text
+    return cut.lstrip() if is_stripped else cut

@@ -320,10 +320,12 @@ def _begin(action: Callable[[], T], *, is_optional: bool) -> Future[T]:
     try:
         _pool().submit(_do, work)
     except RuntimeError:  # no room, or the interpreter is going down
+        _POOLS.pop(os.getpid(), None)  # it counts a thread that never began as idle; a new pool counts right
         left = _taken(work)
     if left is not None:
         if is_optional:
-            raise ConfigurationError("threads: expected room for one more, found none. Raise the system's limit.")
+            advice = "Raise the system's limit, unless this process is ending."
+            raise ConfigurationError(f"threads: expected room for one more, found none. {advice}")
         _do([left])
     return future
 

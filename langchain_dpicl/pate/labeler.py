@@ -721,7 +721,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         if item.done or not self._teachers.left:
             return
         query = self.inputs.query_of(item.entry.fields)
-        yield self.rows.request_public_rows([self.task.wording.renderer(self.task.queries(query))(())])
+        yield self.rows.request_public_rows([self.task.wording.renderer(self.task.queries(query))(())], needs_text=True)
 
         def keep(released: Release, ticket: Reservation) -> None:
             item.entry = self._answered(item.entry, released)
@@ -932,7 +932,7 @@ def _planned(
 
 def _terms_of(public: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what every run of the share must show: the whole plan of its pool, with what others may leave out."""
-    return {"other_label": None, "rehearsal": None, **public}
+    return {"other_label": None, "rehearsal": None, "wordings": None, **public}
 
 
 def _query_count(max_queries: int | None, entries: Sequence[PoolEntry]) -> int:

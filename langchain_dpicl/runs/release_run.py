@@ -238,8 +238,9 @@ class RunJournal:
 
 
 def _without_price(plan: Mapping[str, Any]) -> dict[str, Any]:
-    priced = {name: value for name, value in plan.items() if name != "epsilon"}
-    return {name: _without_price(value) if isinstance(value, Mapping) else value for name, value in priced.items()}
+    """Returns a plan without its prices, which a later accountant may state otherwise."""
+    kept = {name: value for name, value in plan.items() if name != "epsilon" or "method" not in plan}
+    return {name: _without_price(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def check_paid(released: int, *, used: int, what: str) -> None:
@@ -801,6 +802,12 @@ class _Terminal:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+    def __eq__(self, other: object) -> bool:  # tqdm looks so for the bars to clear before a line of a log
+        return self._stream is getattr(other, "_stream", other)
+
+    def __hash__(self) -> int:
+        return hash(self._stream)
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):

@@ -35,7 +35,9 @@ from langchain_dpicl.exceptions import (
     UnsilencableModelError,
 )
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
+from langchain_dpicl.privacy.ledger.tickets import Extent
 
 # Whatever leaves this module is public: answers, receipts, names of tenants, numbers of tickets. Questions are public
 # too, but belong to who asked them: no log line and no refusal repeats one.
@@ -594,11 +596,16 @@ class OperatorView:
 
 
 def _standing_names(budget: Budget) -> set[str]:
-    """Returns the components of a stream that have no last block: each window brings their tickets again."""
-    if budget.per == "life":
+    """Returns the components of a stream that read longer than a window: each window brings their tickets again."""
+    if (terms := StreamTerms.parse(budget.per)) is None:
         return set()
     sealed = [each for share in budget.report().shares for each in share.terms.components]
-    return {each.name for each in sealed if each.extent is not None and each.extent[1] is None}
+    return {each.name for each in sealed if each.extent and _is_longer(each.extent, terms.window)}
+
+
+def _is_longer(extent: Extent, window: int) -> bool:
+    first, last = extent
+    return last is None or last - first >= window
 
 
 def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, str], int | None]) -> dict[str, Any]:

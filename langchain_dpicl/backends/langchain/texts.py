@@ -228,11 +228,11 @@ def end_of_thoughts(text: str) -> int:
 def _answer_of(reply: Reply, stop: Sequence[str] = (), *, is_chat: bool = True) -> str:
     """Is `text_of` without thoughts before the answer; "" if there is nothing else.
 
-    White space behind thoughts, or that a chat model begins with, is no text: a stop string in it ends nothing.
+    White space behind thoughts, or that a chat model begins with, is no text; see `cut_at_stop`.
     """
     text = text_of(reply)
     answer = text[end_of_thoughts(text) :]
-    return cut_at_stop(answer.lstrip() if answer != text or (is_chat and stop) else answer, stop)
+    return cut_at_stop(answer, stop, is_stripped=answer != text or (is_chat and bool(stop)))
 
 
 def is_refusal(message: BaseMessage) -> bool:

@@ -290,6 +290,14 @@ class Scorer(ABC):
             _check_form(await self.ascore([]), f"a{self.method}")
             self._has_awaited_form = True
 
+    def _row(self, scores: Rows) -> list[float]:
+        """Reads the scores of one PUBLIC prompt."""
+        fitted = fitting(scores, 1, self.columns)
+        if fitted is None:
+            raise _misshapen(1, self.columns)
+        row: list[float] = self.read(fitted)[0].tolist()
+        return row
+
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
         """Returns float64[prompts, columns] for private prompts, in one call."""
@@ -310,8 +318,12 @@ class Scorer(ABC):
     async def apublic(self, prompt: str) -> list[float]:
         """Async twin of `public`."""
 
-    def of_batches(self) -> Scorer:
-        """Returns the scorer of many public prompts: this one, or one that reports more about failed calls."""
+    def of_batches(self, *, needs_text: bool) -> Scorer:  # noqa: ARG002  an override does
+        """Returns the scorer of many public prompts: this one, or one that reports more about failed calls.
+
+        Args:
+          needs_text: whether an answer without text, where only text is written, is an error.
+        """
         return self
 
     def batch(self, rows: object, num_prompts: int) -> list[list[float] | None]:
@@ -349,9 +361,9 @@ class _Choices(Scorer):
         texts = self._reading(scores)
         return texts if self.columns == self.width else per_label(texts, self.places, self.width)
 
-    def of_batches(self) -> Scorer:
+    def of_batches(self, *, needs_text: bool) -> Scorer:
         tells = self.kind == "text votes" and isinstance(self._engine, OtherBackend)
-        return _WithOther(self._engine, self) if tells else self
+        return _WithOther(self._engine, self, is_counted=not needs_text) if tells else self
 
     def public(self, prompt: str) -> list[float]:
         if self._public is not None:
@@ -365,10 +377,7 @@ class _Choices(Scorer):
         return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
     def _answer(self, scores: Rows) -> list[float]:
-        fitted = fitting(scores, 1, self.columns)
-        if fitted is None:
-            raise _misshapen(1, self.columns)
-        row: list[float] = self.read(fitted)[0].tolist()
+        row = self._row(scores)
         if not any(row) and self._public is None:  # by its contract the call failed
             raise ModelCallError(
                 "the engine has no likelihood for any label after a public prompt; check the model and the length of "
@@ -382,7 +391,7 @@ class _WithOther(Scorer):
 
     method = "score_with_other"
 
-    def __init__(self, engine: ChoiceBackend, choices: _Choices) -> None:
+    def __init__(self, engine: ChoiceBackend, choices: _Choices, *, is_counted: bool = True) -> None:
         if choices.kind != "text votes":
             raise _no_other(choices.kind)
         if not isinstance(engine, OtherBackend):
@@ -390,7 +399,7 @@ class _WithOther(Scorer):
                 "expected with other=True an engine that distinguishes an answer without a label from a failed call "
                 f"(score_with_other), found {type(engine).__name__}; take TextVoteBackend, or other=False"
             )
-        self._engine, self._choices = engine, choices
+        self._engine, self._choices, self._is_counted = engine, choices, is_counted
         self.kind, self.is_exact, self.has_public_calls = choices.kind, choices.is_exact, choices.has_public_calls
         self.calls_at_once = choices.calls_at_once
         self.width, self.columns = choices.width + 1, choices.columns + 1
@@ -406,10 +415,14 @@ class _WithOther(Scorer):
         return per_label(log_of_probabilities(scores), self._places, self.width)
 
     def public(self, prompt: str) -> list[float]:
-        return _or_other(self._choices.public(prompt))
+        if self._is_counted and any(row := self._row(self.score([prompt]))):
+            return row
+        return _or_other(self._choices.public(prompt))  # an error where the call failed, or brought no text
 
     async def apublic(self, prompt: str) -> list[float]:
         await self._acheck_form()
+        if self._is_counted and any(row := self._row(await self.ascore([prompt]))):
+            return row
         return _or_other(await self._choices.apublic(prompt))
 
 
@@ -637,21 +650,24 @@ class LabelRows:
         asked = prompts if self._calibrate else tuple([row and row[:1] for row in prompts])
         return _LabelRequest(self._engine, self._scorer, asked)
 
-    def request_public_rows(self, prompts: Sequence[tuple[str, ...]]) -> Effect:
+    def request_public_rows(self, prompts: Sequence[tuple[str, ...]], *, needs_text: bool = False) -> Effect:
         """Returns the effect that computes float64[prompts, width] after PUBLIC prompts; zeros: no label is named.
 
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...) each.
+          needs_text: whether an answer without text counts as a failed call, as of a prompt that stands for private
+            ones: all their answers may be as blank. Not where other answers are counted.
 
         The answer raises ModelCallError where a call failed, one on a content-free input included. The first without a
         label warns (`NoisyPlanWarning`).
         """
         rows = tuple(row if self._calibrate else row[:1] for row in prompts)
-        return _PublicRowsRequest(self, self.request_public_texts([text for row in rows for text in row]), rows)
+        texts = [text for row in rows for text in row]
+        return _PublicRowsRequest(self, self.request_public_texts(texts, needs_text=needs_text), rows)
 
     def public_row(self, prompts: tuple[str, ...]) -> PublicAnswer:
         """Returns the effect for float64[1, width] after one PUBLIC row of prompts; raises as `request_public_rows`."""
-        return PublicAnswer(lambda: self.request_public_rows([prompts]), self._outage)
+        return PublicAnswer(lambda: self.request_public_rows([prompts], needs_text=True), self._outage)
 
     def asks_beside(self, limit: int | None) -> bool:
         """Whether a public row goes beside private ones: the model is elsewhere, many calls overlap, and it answered.
@@ -666,7 +682,9 @@ class LabelRows:
         """Raises UnsilencableModelError where others would hear the private rows; makes no call."""
         check_silent(self._engine)
 
-    def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
+    def request_public_texts(
+        self, texts: Sequence[str], *, keep_errors: bool = False, needs_text: bool = False
+    ) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.
 
         The first goes alone where the engine has public calls, which detects an outage at once, and the others go in
@@ -677,8 +695,10 @@ class LabelRows:
           texts: complete prompts.
           keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
             and no further batch is asked.
+          needs_text: see `request_public_rows`.
         """
-        return _PublicTextsRequest(self._scorer.of_batches(), tuple(dict.fromkeys(texts)), self.width, keep_errors)
+        scorer = self._scorer.of_batches(needs_text=needs_text)
+        return _PublicTextsRequest(scorer, tuple(dict.fromkeys(texts)), self.width, keep_errors)
 
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""

@@ -21,6 +21,7 @@ from langchain_dpicl.backends.sync_async import (
     Blocking,
     EffectGenerator,
     ThreadedContext,
+    awaitable,
     run_async,
     run_in_thread,
     run_to_completion,
@@ -182,6 +183,28 @@ async def test_work_that_no_thread_can_do_is_refused_by_us_and_never_done(monkey
             await ask()
     await run_in_thread(lambda: log.append("later"))
     assert log == ["later"]
+    met = threading.Barrier(2, timeout=20)  # a pool that thinks a thread idle starts no second one
+    assert sorted(await asyncio.gather(*(run_in_thread(met.wait) for _ in "ab"))) == [0, 1]
+
+
+async def test_what_is_built_awaited_is_not_built_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_POOLS", {})
+    log: list[str] = []
+
+    class Built:
+        @classmethod
+        def build(cls) -> None:
+            log.append("built")
+
+        abuild = awaitable(build)
+
+    with no_room(), pytest.raises(ConfigurationError, match="threads: expected room for one more"):
+        await Built.abuild()
+    await asyncio.to_thread(lambda: None)
+    await run_in_thread(lambda: None)
+    assert log == []
+    await Built.abuild()
+    assert log == ["built"]
 
 
 async def test_what_has_to_be_done_is_done_once_where_no_thread_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
-from langchain_dpicl.options import ConfidentGNMax, Noise
+from langchain_dpicl.options import ConfidentGNMax, FewShotTask, Noise, Rows
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.share_plan import SharePlan
@@ -111,10 +111,23 @@ def test_what_is_labelled_under_a_plan_that_is_priced_anew_verifies(monkeypatch:
     assert verify_report(pool).problems == ()
 
 
-@pytest.mark.parametrize("change", [{"suffix": "Q: {input}\nqueue:"}, {"llm": Spy(name="another")}], ids=list)
-def test_another_wording_or_model_of_a_labelling_is_refused_before_a_ticket(change: Public) -> None:
+SLOTS: Public = {"rows": Rows(slots=20)}
+TWO = {**SLOTS, "task": FewShotTask(wordings=(FewShotTask("{text}\n{queue}", "{input}"),))}
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        ({}, {"suffix": "Q: {input}\nqueue:"}),
+        ({}, {"llm": Spy(name="another")}),
+        (SLOTS, TWO),
+        (TWO, {"task": None, **SLOTS}),
+    ],
+    ids=["suffix", "llm", "two wordings", "one wording"],
+)
+def test_another_wording_or_model_of_a_labelling_is_refused_before_a_ticket(first: Public, change: Public) -> None:
     budget, private = house("add_remove"), examples()
-    given: Public = {"budget": budget, "component": "labels", "max_queries": 3}
+    given: Public = {"budget": budget, "component": "labels", "max_queries": 3, **first}
     other = {**given, "budget": Budget.open(budget._store), "public_inputs": [WIRE], **change}
     built = labeler(private, **other)
     labeler(private, **given).label(CARD)
@@ -453,9 +466,9 @@ def test_labels_of_a_data_set_that_no_report_declares_are_found() -> None:
 def test_tickets_are_never_charged_as_a_pool() -> None:
     data = copy.deepcopy(dict(made("fixed", "gaussian", "replace_one").report))
     share = data["budget"]["shares"][0]
-    for kind in ("gdp", "tickets"):
+    for kind, found in (("gdp", "charged as a pool"), ("tickets", "expected one of ('gdp', 'zcdp'), with the limit")):
         share["components"][0] |= {"kind": kind, "limit": 0.001}
-        assert_found(verify_report({**data, "budget": with_digest(data["budget"])}), "charged as a pool")
+        assert_found(verify_report({**data, "budget": with_digest(data["budget"])}), found)
 
 
 def test_a_release_is_read_back_as_it_was() -> None:

@@ -78,12 +78,14 @@ def test_the_file_of_another_run_is_refused_and_says_what_differs(path: Path, ch
 
 
 def test_a_plan_that_is_priced_anew_goes_on_as_its_share_does(path: Path) -> None:
-    plan = {"noise": 0.1, "epsilon": 1.0, "texts": {"rows": 4, "epsilon": 0.5}}
+    texts = {"method": "generation", "rows": 4, "epsilon": 0.5, "labels": {"epsilon": "x"}}
+    plan = {"method": "documents", "noise": 0.1, "epsilon": 1.0, "texts": texts}
     journal(path, plan=plan).append({"text": "one"})
-    priced = {**plan, "epsilon": 0.75, "texts": {"rows": 4, "epsilon": 0.25}}
+    priced = {**plan, "epsilon": 0.75, "texts": {**texts, "epsilon": 0.25}}
     assert journal(path, plan=priced).entries == [{"text": "one"}]
-    with pytest.raises(ConfigurationError, match=r"differences in \['plan'\]"):
-        journal(path, plan={**priced, "texts": {"rows": 5, "epsilon": 0.25}})
+    for change in ({"rows": 5}, {"labels": {"epsilon": "y"}}):  # a label of that name is no price
+        with pytest.raises(ConfigurationError, match=r"differences in \['plan'\]"):
+            journal(path, plan={**priced, "texts": {**texts, **change}})
 
 
 def test_every_changed_byte_is_refused(path: Path) -> None:

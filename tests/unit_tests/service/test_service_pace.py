@@ -127,13 +127,13 @@ def test_a_share_that_lasts_and_one_that_is_spent(budget: Budget, clock: Clock, 
 def test_a_share_whose_tickets_come_again_has_no_last_day(clock: Clock, tmp_path: Path) -> None:
     clock.now, today = datetime.now(UTC), (datetime.now(UTC) - datetime.fromtimestamp(0, UTC)).days
     budget = Budget(epsilon=4.0, delta=1e-6, per="30 days")
-    for name, last in (("standing", None), ("once", today + 3)):
+    for name, first, last in (("standing", -30, None), ("a year", -30, today + 335), ("once", -20, today + 9)):
         ticket = Ticket("run", GaussianEvent(20.0), max_count=4)
-        share = budget.declare(name, tickets=[ticket], epsilon=1.0, delta=1e-7, extent=(today - 30, last))
+        share = budget.declare(name, tickets=[ticket], epsilon=1.0, delta=1e-7, extent=(today + first, last))
         share.reserve("run", blocks=(today, today))
     (found,) = OperatorView([budget], RefusalLog(tmp_path / "x"), {}).to_dict()["ledgers"]
-    standing, once = found["components"]
-    assert (standing["left"], standing["per_day"] > 0, standing["days_left"]) == (3, True, None)
+    *lasting, once = found["components"]
+    assert [(each["left"], each["per_day"] > 0, each["days_left"]) for each in lasting] == [(3, True, None)] * 2
     assert once["days_left"] == pytest.approx(3 / once["per_day"])
 
 

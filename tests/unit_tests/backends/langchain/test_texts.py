@@ -205,6 +205,8 @@ class TestWhatIsSent:
             with pytest.raises(ModelCallError, match="no text that counts"):
                 engine.complete_public("x", max_tokens=9, stop=["a card"])
         assert engine.complete(["x"], max_tokens=9) == ["\n\n a card\nNext"]
+        [cut] = engine.complete(["x"], max_tokens=9, stop=["\n a"])  # is more than white space
+        assert not cut.strip()
 
 
 class TestVotes:

@@ -212,16 +212,31 @@ class TestOtherOfAModelThatWritesText:
     @DRIVERS
     def test_public_prompts_give_the_same_numbers_and_their_failure_is_an_error(self, is_async: bool) -> None:
         rows = self.rows()
-        names = ("aaa", "bbb", "sorry", "both", "aaa")
+        names = ("aaa", "bbb", "sorry", "both", "empty", "aaa")
         expected = asked(rows, tuple((name,) for name in names))
         found = asked_rows(rows, [(name,) for name in names], is_async=is_async)
         assert same_bits(found, expected)
         assert same_bits(found, np.array([asked_public(rows, (name,), is_async=is_async) for name in names]))
-        with pytest.raises(ModelCallError, match="no text that counts"):
-            asked_public(rows, ("empty",), is_async=is_async)
         for name in ("fails", "busy"):
             with pytest.raises(ModelCallError, match="a public call to text-chat failed"):
                 asked_rows(rows, [("aaa",), (name,)], is_async=is_async)
+
+
+@DRIVERS
+def test_a_prompt_that_stands_for_private_ones_needs_text_unless_other_answers_are_counted(is_async: bool) -> None:
+    engine = TextVoteBackend(TextChat(say=saying({"empty": "", "aaa": "card"})), retry=QUICK)
+    for other, expected in ((False, [0, 0]), (True, [0, 0, 1])):
+        rows = LabelRows(engine, (("card",), ("cash machine",)), calibrate=False, other=other)
+        for prompts in ([("empty",)], [("empty",), ("aaa",)], [("aaa",), ("empty",)]):
+            found = asked_rows(rows, prompts, is_async=is_async)
+            assert found[prompts.index(("empty",))].tolist() == expected
+        ask = rows.public_row(("empty",))
+        if other:
+            row = asyncio.run(ask.arun()) if is_async else ask.run()
+            assert row.tolist() == [expected]
+        else:
+            with pytest.raises(ModelCallError, match="no text that counts"):
+                _ = asyncio.run(ask.arun()) if is_async else ask.run()
 
 
 def public_rows(kind: str, *, calibrate: bool = False) -> LabelRows:
