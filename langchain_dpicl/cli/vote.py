@@ -103,7 +103,7 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         raise ConfigurationError(f"--query, --queries: expected a question, found none. {advice}")
     component = {"max_queries": len(asked), **call.settings.component}
     call = dataclasses.replace(call, settings=dataclasses.replace(call.settings, component=component))
-    queries = _queries(asked, call.settings)
+    queries = _queries(asked, call.settings) if asked else []
     if arguments.dry_run:
         return dry_run(call)
     return _answer(call, queries)

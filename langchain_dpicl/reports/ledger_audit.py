@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -78,11 +79,10 @@ def check_ledger(
     if anchor is not None:
         problems.extend(anchor_problems(anchor, header, store))
         checked.append(f"anchor: {anchor.description}")
+    # Behind a line that cannot be replayed there may be others, whose own hashes tell.
+    count = functools.cache(lambda: state.seq if is_whole else sum(map(len, in_blocks(store))))
     for number, receipt in enumerate(receipts, start=1):
-        # Behind a line that cannot be replayed there may be others, whose own hashes tell.
-        found = _receipt_problems(
-            receipt, header, store, lambda: state.seq if is_whole else sum(map(len, in_blocks(store)))
-        )
+        found = _receipt_problems(receipt, header, store, count)
         problems.extend(f"receipt {number}: {problem}" for problem in found)
     problems.extend(_double_spending(receipts))
     if receipts:

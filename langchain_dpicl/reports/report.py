@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Protocol, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias
 
 from langchain_dpicl._plain_files import write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
@@ -30,7 +30,6 @@ from langchain_dpicl.privacy.extensions.stream_ledger import Windows
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import (
     Component,
-    Kind,
     ShareTerms,
     event_of_components,
     implementation_delta_of,
@@ -623,8 +622,6 @@ def _share_problems(terms: ShareTerms, cost: float, book: VerificationContext, *
 def _asked_problems(component: Component, terms: ShareTerms, book: VerificationContext) -> Iterator[str]:
     labels = {ticket.label for ticket in component.tickets} - {None}
     declared = book.dataset_of(component)
-    if component.kind not in get_args(Kind) or (component.kind == "tickets") != (component.limit is None):
-        yield f"its kind {component.kind!r} does not go with its limit {component.limit!r}"
     if terms.joint and component.limit is not None:
         yield "is a pool, which no joint plan takes"
     if labels and not (declared and labels <= set(declared.labels)):

@@ -150,7 +150,7 @@ class HuggingFaceBackend(AwaitedInThreads):
 
         model, vocabulary = self._engine.body.model, self._engine.vocabulary
         weights = model_checks.fingerprint(model, by_name=True) or uuid.uuid4().hex
-        config = {**model.config.to_dict(), "_name_or_path": None}  # equal weights in two folders are one engine
+        config = _without_folders(model.config.to_dict())
         reading = self._prompts.tokens.rules, vocabulary.ends, self._reading_room(self.max_new_tokens)
         known = repr((weights, model.dtype, config, *reading))
         return hashlib.sha256(known.encode()).hexdigest()[:16]
@@ -405,6 +405,16 @@ class HuggingFaceBackend(AwaitedInThreads):
             texts = completion.complete_private(self._engine, self._prompts, prompts, job, cap=self.max_prompt_tokens)
         pairs = zip(prompts, texts, strict=True)
         return [text.removeprefix(" ") if prompt.endswith(" ") and not self.chat else text for prompt, text in pairs]
+
+
+def _without_folders(config: Any) -> Any:
+    """Returns a model's settings in one order, without the folders that they were read from."""
+    if isinstance(config, Mapping):
+        items = ((str(name), _without_folders(value)) for name, value in config.items() if name != "_name_or_path")
+        return sorted(items, key=lambda item: item[0])
+    if isinstance(config, set | frozenset):
+        return sorted(map(repr, config))
+    return config
 
 
 def _rooms(

@@ -180,18 +180,23 @@ class LangChainBackend(TextEngine):
         """Returns the text of tokens; the end decodes to nothing, invalid UTF-8 is replaced."""
         return _bytes(tokens).decode("utf-8", "replace")
 
-    def encode(self, text: str) -> list[Token]:
+    def spell(self, text: str) -> list[Token]:
         """Returns the tokens of a public text, U+FFFD for one that the tokenizer does not spell.
+
+        Is no `encode`, by which an engine says that a server reports just these tokens.
 
         Args:
           text: public.
 
         Raises:
-          CapabilityError: the tokenizer is unknown, or only counts.
+          CapabilityError: the tokenizer is unknown, only counts, or cannot be loaded.
         """
         if self._tokenizer is None:
             raise CapabilityError(f"the tokenizer of {self.name} is unknown; give LangChainBackend(llm, tokenizer=...)")
-        return [*self._tokenizer.tokens(text)]
+        try:
+            return [*self._tokenizer.tokens(text)]
+        except ConfigurationError as error:
+            raise CapabilityError(str(error)) from None
 
     def count_tokens(self, text: str) -> int:
         """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown.

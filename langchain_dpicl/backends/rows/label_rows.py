@@ -484,9 +484,9 @@ def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "
             'vocabulary their texts are not known; take an engine with a vocabulary, or votes="text"'
         )
-    encode: Callable[[str], Sequence[Token]] | None = getattr(engine, "encode", None)
+    spell: Callable[[str], Sequence[Token]] | None = getattr(engine, "spell", None)
     with contextlib.suppress(CapabilityError):  # its tokenizer is unknown
-        return tokens_of_bytes(labels, encode)
+        return tokens_of_bytes(labels, spell)
     return tokens_of_bytes(labels)
 
 
@@ -707,8 +707,8 @@ class LabelRows:
     def warn_without_label(self) -> None:
         """Warns, once, that a PUBLIC prompt was answered without a label."""
         if not self._has_warned:
+            self._has_warned = True  # before: where warnings are errors, the next answer is not lost as well
             warn_caller(NoisyPlanWarning(_NO_LABEL.format(self.kind)))
-            self._has_warned = True
 
 
 @dataclass(slots=True, repr=False, eq=False)

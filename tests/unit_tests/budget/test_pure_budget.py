@@ -209,7 +209,7 @@ def test_the_commands_count_at_delta_0(tmp_path: Path, capsys: pytest.CaptureFix
     ledger, records = str(tmp_path / "pure.db"), tmp_path / "records.jsonl"
     records.write_text("".join(json.dumps(record) + "\n" for record in RECORDS), encoding="utf-8")
     counting = ["discover", str(records), "--epsilon", "0.5"]
-    assert main([*counting, "--delta", "0"]) == 0
+    assert main([*counting, "--delta", "0", "--public-size", "60"]) == 0
     assert "epsilon  0.5 at delta 0" in capsys.readouterr().out
     assert main(["ledger", "create", ledger, "--epsilon", "1", "--delta", "0"]) == 0
     paid = [*counting, "--ledger", ledger, "--component", "c", "--out", str(tmp_path / "counts.json")]

@@ -241,6 +241,8 @@ def test_a_dry_run_reads_no_record_asks_no_model_and_pays_nothing(
     assert "at delta 2.5e-07, adjacency add_remove, for 2 queries (nothing is spent)" in capsys.readouterr().out
     assert vote("--max-queries", "50", "--dry-run", "--json") == 0
     assert json.loads(capsys.readouterr().out)["plan"]["max_queries"] == 50
+    sizes = ("--epsilon", "8", "--delta", "1e-6", "--public-size", "300", "--set", "guess.labels=2")
+    assert main(["vote", "records.jsonl", *sizes, "--max-queries", "50", "--dry-run"]) == 0
     assert (folder / "ledger.db").read_bytes() == before
 
 

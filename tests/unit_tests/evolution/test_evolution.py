@@ -304,7 +304,7 @@ def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        (("\na card",), "no variation with text.*stop="),
+        (("\n ",), "no variation with text.*stop="),
         (("?!", "..."), "no new text that the embeddings tell something about.*other embeddings="),
     ],
     ids=["no text", "nothing that the embeddings know"],

@@ -20,6 +20,7 @@ from langchain_dpicl import (
 from langchain_dpicl.backends.base import Domain, Token
 from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation import decoding_loop
 from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, WordColumns, WordTree
@@ -28,6 +29,7 @@ from langchain_dpicl.options import Decoding, LogitNoise, Rows, Topics
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release import token_block
 from langchain_dpicl.released.counts import ReleasedWords
+from tests.scripted_models import ScriptedChat, spread
 
 NOTES = ["my velda is kilnor"] * 300
 PUBLIC = {" a": 0.5, " the": 0.3, " of": 0.2}
@@ -81,8 +83,13 @@ class TestTheTree:
         assert place is None
         assert tree.step(None, engine.encode(" card")[0]) is None
 
-    def test_of_an_engine_that_takes_bytes_has_every_beginning_and_one_rest(self) -> None:
-        tree = WordTree.of(["velda"], api())
+    @pytest.mark.parametrize(
+        "engine",
+        [api(), LangChainBackend(ScriptedChat(answer=lambda _: spread([" a", " b"])))],
+        ids=["ours", "langchain"],
+    )
+    def test_of_an_engine_that_takes_bytes_has_every_beginning_and_one_rest(self, engine: Any) -> None:
+        tree = WordTree.of(["velda"], engine)
         assert set(tree.after(None)) == {b" velda", b" v", b" ve", b" vel", b" veld"}
         assert tree.after(" vel") == (b"da",)
         assert tree.step(" vel", b"da") is None

@@ -36,6 +36,7 @@ from langchain_dpicl.planning.expected_utility import shot_law
 from langchain_dpicl.planning.row_law import mean_facts
 from langchain_dpicl.rehearsal import (
     Rehearsal,
+    RehearsedShape,
     arehearse,
     choice,
     propose_rows,
@@ -213,6 +214,11 @@ class TestWhatIsKept:
         shown = [repr(found), found.table(), json.dumps(found.to_dict()), found._repr_html_(), str(vars(found))]
         assert CANARY not in "".join([*shown, (tmp_path / "r.json").read_text()])
         assert CANARY.encode() not in pickle.dumps(found)
+
+    def test_its_digest_stays_what_sealed_components_hold(self) -> None:
+        shape = RehearsedShape(0, False, (0,), ((0,), (1,)))
+        found = Rehearsal("made", "whole labels", ("a", "b"), "0", "same", (0, 1), (shape,), 1)
+        assert found.digest == "af0b789848ba24cdaf048e2a8328f7a7cc809ef6d5e8daec89501d3965167697"
 
     def test_a_file_gives_the_same_and_a_changed_one_is_refused(self, tmp_path: Path) -> None:
         found = usual()

@@ -193,9 +193,9 @@ class TestTokens:
     def test_are_unknown_where_a_tokenizer_only_counts_and_without_one(self) -> None:
         model = ScriptedChat(answer=lambda text: {" card": 0.5, " c": 0.25})
         with pytest.raises(CapabilityError, match=r"found Words, which only counts.*tiktoken\.Encoding"):
-            LangChainBackend(model, tokenizer=Words()).encode("a b")
+            LangChainBackend(model, tokenizer=Words()).spell("a b")
         with pytest.raises(CapabilityError, match=r"give LangChainBackend\(llm, tokenizer=\.\.\.\)"):
-            LangChainBackend(model).encode("a b")
+            LangChainBackend(model).spell("a b")
 
     @pytest.mark.parametrize("tokenizer", [None, Words()], ids=["unknown", "only counts"])
     def test_that_labels_begin_with_are_asked_of_a_tokenizer_that_is_known(self, tokenizer: Any) -> None:
