@@ -291,7 +291,7 @@ def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool 
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or len(values) < least:
         raise fail(name, expected, values)
     if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
-        raise fail(name, expected, values)
+        raise fail(name, expected, type(values).__name__)  # a column of records, given by mistake, repeats
     return tuple(values)
 
 

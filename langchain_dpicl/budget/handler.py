@@ -551,6 +551,8 @@ def check_config(config: Any) -> None:
         msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
         raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
     for key, value in config.items():
+        if not isinstance(key, str):
+            raise ConfigurationError(f"config: expected keys that are texts, found {type(key).__name__}.")
         if value is None or key not in _EXPECTED:
             continue
         expected, is_right = _EXPECTED[key]

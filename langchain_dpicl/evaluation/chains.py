@@ -148,7 +148,8 @@ class SilentChain:
                 raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
         model, bound = unwrap(inner)
         silent = silence(inner)
-        ends = [bound[name] for name in STOPS if bound.get(name) is not None]  # [] takes the model's own away
+        # [] takes the model's own away, under the name that its class sends.
+        ends = [bound[name] for name in STOPS if bound.get(name) is not None]
         ends += filter(None, (getattr(model, name, None) for name in STOPS))
         stop = ends[0] if ends else ()
         policy = retry or RetryPolicy()

@@ -390,7 +390,7 @@ def compare_queries(
     """
     check_int("labels", labels, low=2)
     check_int("public_size", public_size, low=1)
-    if not mechanisms:
+    if not mechanisms or not set(mechanisms) <= set(MECHANISMS):
         raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
     rests, reads = source or RowGuess(), readings or {False: 1}
     dearest = math.inf if max_calls is None else float(check_int("max_calls", max_calls, low=1))

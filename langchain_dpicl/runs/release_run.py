@@ -67,7 +67,7 @@ except ImportError:  # pragma: no cover  Windows has no such locks
 logger = logging.getLogger(__name__)
 
 FORMAT = "langchain-dpicl/run"
-VERSION = 1
+VERSION = 2
 _TERMS = ("component", "ledger_id", "dataset_id", "plan")
 
 
@@ -808,6 +808,9 @@ class _Terminal:
 
     def __hash__(self) -> int:
         return hash(self._stream)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):

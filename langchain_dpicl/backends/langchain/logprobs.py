@@ -631,10 +631,14 @@ def probe(
     return ProbeResult(wire, entries, reported)
 
 
+_CUT = frozenset({"length", "max_tokens", "model_length"})
+"""Why an answer ended that had no room, by each provider's name."""
+
+
 def _thinks_first(answer: ModelOutput, *, is_chat: bool) -> bool:
     """Whether a public answer begins with thoughts, which servers of chat models may hide from its text."""
-    is_hidden = is_chat and not answer.text.strip() and answer.finish_reason not in FINISHED
-    return is_hidden or end_of_thoughts(answer.text) > 0
+    is_cut = str(answer.finish_reason).lower() in _CUT
+    return (is_chat and is_cut and not answer.text.strip()) or end_of_thoughts(answer.text) > 0
 
 
 def _is_one_hot(entries: Sequence[Entry]) -> bool:

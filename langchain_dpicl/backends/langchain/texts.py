@@ -210,7 +210,7 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
 # Up to the last mark that ends a thought, and all behind one that none ends; a chat template may write the first mark.
 _THOUGHTS = re.compile(
     r"(?:.*(?:</think>|</thinking>|</thought>|\[/THINK\]|<\|channel\|>final<\|message\|>))?"
-    r"(?:\s*(?:<think|<thought|\[THINK\]|<\|channel\|>).*)?",
+    r"(?:\s*(?:<think(?:ing)?>|<thoughts?>|\[THINK\]|<\|channel\|>).*)?",
     re.DOTALL,
 )
 
@@ -450,20 +450,25 @@ class TextVoteBackend(TextEngine):
         """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the answer names no choice.
 
         Raises:
-          ModelCallError: the call failed, or its answer was refused, calls a tool, or has no text.
+          ModelCallError: the call failed, or its answer has no text and was not refused.
           ConfigurationError: as in `score_choices`.
         """
         names = ChoiceNames(choices)
-        reply = self._calls.one(self._requests([OpaqueValue(prompt)], choices, explain="kind")[0])
-        self._public_text(reply, ())
-        return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
+        [request] = self._requests([OpaqueValue(prompt)], choices, explain="kind")
+        return self._public_vote(self._calls.one(request), names, len(choices))
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
         """Async twin of `score_public`."""
         names = ChoiceNames(choices)
-        reply = await self._calls.aone(self._requests([OpaqueValue(prompt)], choices, explain="kind")[0])
-        self._public_text(reply, ())
-        return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
+        [request] = self._requests([OpaqueValue(prompt)], choices, explain="kind")
+        return self._public_vote(await self._calls.aone(request), names, len(choices))
+
+    def _public_vote(self, reply: Reply, names: ChoiceNames, other: int) -> NDArray[np.float64]:
+        """Returns the vote of a public answer; a refusal names no choice, and without room for text none ever does."""
+        output = answer_or_raise(self.name, reply).reveal()
+        if not output.refused and not _is_no_answer(output.finish_reason):
+            self._public_text(reply, ())
+        return _vote(_place(reply, names, other=other), other + 1)[:-1]
 
     def _rows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:
         names = ChoiceNames(choices)

@@ -406,6 +406,14 @@ class TestPublicCalls:
             await engine.ascore_public("long thoughts", LABELS)
         assert np.isneginf(engine.score_choices(["long thoughts"], LABELS)).all()
 
+    async def test_a_refusal_names_no_choice(self) -> None:
+        def say(text: str) -> Any:
+            return AIMessage("", additional_kwargs={"refusal": "No."}) if "refused" in text else "card"
+
+        engine = TextVoteBackend(TextChat(say=say))
+        assert np.isneginf(engine.score_public("refused", LABELS)).all()
+        assert np.isneginf(await engine.ascore_public("refused", LABELS)).all()
+
     async def test_raise_when_they_fail_and_tell_the_kind_only(self) -> None:
         error = StatusError("gateway says: down", status_code=502)
         engine = TextVoteBackend(TextChat(say=saying({}), raises={"down": error}), retry=QUICK)
