@@ -317,7 +317,9 @@ def charged_part(state: LedgerState, component: str | None) -> float:
     terms = state.sealed_component(component)
     if terms is None:
         return 0.0
-    return float(max(_slot_part(state, terms, slot) for slot in slots(terms)))
+    # A ticket that is taken once for all others, as retrieval's is, says nothing of how many are left.
+    several = [slot for slot in slots(terms) if allowance(terms, slot) > 1]
+    return float(max(_slot_part(state, terms, slot) for slot in several or slots(terms)))
 
 
 def _slot_part(state: LedgerState, component: Component, slot: Slot) -> Fraction:
@@ -715,7 +717,8 @@ class Budget(LedgerBudget):
 
         Args:
           part: above 0, at most 1. Of the ledger's epsilon or delta, whichever is further; of a component: of the
-            tickets of that template and label of which least is left, or of the pool. Of a stream as in `BudgetUse`.
+            tickets of that template and label of which least is left, or of the pool; a single ticket beside others of
+            which there are several does not count. Of a stream as in `BudgetUse`.
           hook: is called with the use of the budget.
           component: public name of a share, declared here or sealed by any process; None: the whole ledger.
 

@@ -232,6 +232,25 @@ def test_the_label_of_which_least_is_left_counts(budget: Budget) -> None:
     assert len(seen) == 1
 
 
+def test_a_ticket_taken_once_for_all_others_does_not_count_as_the_share_spent(budget: Budget) -> None:
+    seen: list[BudgetUse] = []
+    once = Ticket("filter", PureEvent(0.001), refundable=True)
+    share = budget.declare("near", tickets=[once, Ticket("query", PureEvent(0.001), max_count=10)], epsilon=1.0)
+    budget.on_spent(0.8, seen.append, component="near")
+    share.reserve("filter")
+    share.reserve("query")
+    assert (budget.spent_parts()["near"], seen) == (0.1, [])
+    share.reserve("query", count=7)
+    assert len(seen) == 1
+
+
+def test_a_share_of_single_tickets_is_spent_where_one_of_them_is(budget: Budget) -> None:
+    tickets = [Ticket(name, PureEvent(0.001)) for name in ("first", "second")]
+    share = budget.declare("single", tickets=tickets, epsilon=1.0)
+    share.reserve("first")
+    assert budget.spent_parts()["single"] == 1.0
+
+
 def test_a_hook_of_a_pool_follows_what_the_pool_has_left(budget: Budget) -> None:
     pool, seen = budget.gdp_pool("labels", epsilon=0.5), list[BudgetUse]()
     budget.on_spent(0.5, seen.append, component="labels")
