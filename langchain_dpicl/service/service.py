@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler
 from typing_extensions import override
 
+from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import CHARGED, PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
@@ -309,7 +311,7 @@ class Service:
         try:
             return await component.ainvoke(question, {"configurable": named, "callbacks": callbacks})
         except Exception as error:  # noqa: BLE001  the words of a foreign error may be private
-            refused = await asyncio.to_thread(self._refusal_of, error, door)  # may read the ledger
+            refused = await run_in_thread(partial(self._refusal_of, error, door))  # may read the ledger
         raise refused
 
     def _check(self, question: Any) -> None:
@@ -405,7 +407,7 @@ class Service:
     async def _look_at_ledger(self) -> Exception | None:
         """Returns why nothing can be charged now, without the words of the ledger, or None."""
         try:
-            await asyncio.to_thread(self.budget.budget.check_ready)
+            await run_in_thread(self.budget.budget.check_ready)  # no model's call holds these threads
         except Exception as error:  # noqa: BLE001  a task that nobody awaits would log it
             return LedgerError("") if isinstance(error, LedgerError) else error
         finally:

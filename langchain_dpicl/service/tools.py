@@ -16,6 +16,7 @@ from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, Te
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.service.service import (
     BUDGET,
     DEMONSTRATIONS,
@@ -89,7 +90,7 @@ async def _answered(service: Service, name: str, arguments: Mapping[str, Any], t
     if name in service.doors:
         return await _cancelled_once(service.ask(name, arguments.get("question"), tenant))
     if name == "budget":
-        return await asyncio.to_thread(service.standing, tenant)
+        return await run_in_thread(lambda: service.standing(tenant))
     return service.released(tenant)
 
 

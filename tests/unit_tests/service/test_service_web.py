@@ -326,6 +326,22 @@ async def test_many_callers_of_health_read_the_ledger_once(
         assert CANARY not in "".join(client.seen)
 
 
+async def test_neither_health_nor_a_refusal_waits_for_threads_that_models_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: str
+) -> None:
+    config = new_folder(tmp_path, monkeypatch, queries=1)
+    async with asking(config, ledger) as client:
+        await client.ask("the only question")
+        held = threading.Event()
+        models = [asyncio.ensure_future(asyncio.to_thread(held.wait)) for _ in range(100)]  # on this machine
+        try:
+            for asked, status in ((client.send("GET", "/health", None), 200), (client.ask("another?"), 402)):
+                assert (await asyncio.wait_for(asked, 60)).status_code == status
+        finally:
+            held.set()
+            await asyncio.gather(*models)
+
+
 async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: str, caplog: pytest.LogCaptureFixture
 ) -> None:
