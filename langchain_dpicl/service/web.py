@@ -91,7 +91,8 @@ class Refused(BaseModel):
     detail: str = Field(description="A sentence for people.")
 
 
-def _running(request: Request) -> Running:
+# Async, so that neither /health nor a refusal waits for a thread: those who read the ledger hold them.
+async def _running(request: Request) -> Running:
     found: Running = request.app.state.running
     return found
 
@@ -100,7 +101,7 @@ Here: TypeAlias = Annotated[Running, Depends(_running)]
 _bearer = HTTPBearer(auto_error=False, description="The key of a tenant.")
 
 
-def _tenant(request: Request, here: Here, _: Annotated[Any, Depends(_bearer)]) -> Tenant:
+async def _tenant(request: Request, here: Here, _: Annotated[Any, Depends(_bearer)]) -> Tenant:
     """Returns who asks, by the key alone; the scheme of FastAPI is for the description."""
     return here.service.tenant_of(bearer_of(authorization_of(request.headers.raw)))
 
@@ -108,7 +109,7 @@ def _tenant(request: Request, here: Here, _: Annotated[Any, Depends(_bearer)]) -
 Asking: TypeAlias = Annotated[Tenant, Depends(_tenant)]
 
 
-def _operator(request: Request, here: Here) -> None:
+async def _operator(request: Request, here: Here) -> None:
     """Lets operators in, by their key as a bearer token or as the password that a browser asks for."""
     if here.operators is None:
         raise RefusedError(404, "not_offered", "No key of an operator is configured, so nothing is shown here.")
