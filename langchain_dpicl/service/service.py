@@ -27,14 +27,12 @@ from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import CHARGED, PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
-    CapabilityError,
     ConfigurationError,
     LedgerError,
     MemoError,
     ModelCallError,
     PrivacyBudgetExceededError,
     TenantCapExceededError,
-    UnsilencableModelError,
 )
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
@@ -311,7 +309,8 @@ class Service:
         try:
             return await component.ainvoke(question, {"configurable": named, "callbacks": callbacks})
         except Exception as error:  # noqa: BLE001  the words of a foreign error may be private
-            refused = await run_in_thread(partial(self._refusal_of, error, door))  # may read the ledger
+            reads = isinstance(error, TenantCapExceededError)  # the ledger
+            refused = await run_in_thread(partial(self._refusal_of, error, door), is_slow=reads)
         raise refused
 
     def _check(self, question: Any) -> None:
@@ -337,7 +336,7 @@ class Service:
         if isinstance(error, ModelCallError):
             # Nearly always the public call, which costs nothing; behind it the ticket is burnt.
             return RefusedError(503, "model_out", "The model gave no answer. The budget shows what was charged.")
-        if isinstance(error, ConfigurationError) and not isinstance(error, CapabilityError | UnsilencableModelError):
+        if isinstance(error, ConfigurationError) and str(error).startswith("input: "):  # as all of a question begin
             return RefusedError(422, "no_question", "The question cannot be asked of this component.")
         return self.fault(error, door)
 

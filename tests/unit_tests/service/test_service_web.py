@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from langchain_dpicl.backends import sync_async
 from langchain_dpicl.baselines import real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
@@ -37,7 +38,19 @@ from langchain_dpicl.service.service import RateLimit, RefusalLog
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import FileAnchor, open_store
 from tests.sealed_files import paid
-from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, WRITER, Client, change, new_folder, new_ledger, running
+from tests.served import (
+    CANARY,
+    EMBEDDINGS,
+    FREE_ANSWERS,
+    KEYS,
+    LABELS,
+    WRITER,
+    Client,
+    change,
+    new_folder,
+    new_ledger,
+    running,
+)
 
 
 @contextlib.asynccontextmanager
@@ -421,6 +434,37 @@ async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
         assert (shown["queries_left"], shown["yours_used"]) == (7, 1)
     (logged,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
     assert (logged["event"], logged["tickets"], logged["status"]) == ("charged", 1, 503)
+
+
+async def test_a_shortage_of_threads_is_no_fault_of_the_question(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full() -> Any:
+        raise RuntimeError("can't start new thread")
+
+    async with asking(config, ledger) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(sync_async, "_pool", full)
+            refused = await client.ask("question?")
+        assert (refused.status_code, refused.json()["error"]) == (500, "fault")
+        assert (await client.get("/standing", "operator"))["refusals"][0]["error"] == "fault"
+        assert (await client.ask("question?")).json()["queries_left"] == 7
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "ask: ConfigurationError"
+    ]
+
+
+async def test_a_question_that_says_nothing_to_the_embeddings_is_no_question(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    embed = EMBEDDINGS.embed_documents
+    zeros = [[0.0] * len(embed(["?"])[0])]
+    monkeypatch.setattr(EMBEDDINGS, "embed_documents", lambda texts: zeros if texts == ["?!"] else embed(texts))
+    async with asking(config, ledger) as client:
+        refused = await client.ask("?!", door="retrieve_and_answer")
+        assert (refused.status_code, refused.json()["error"]) == (422, "no_question")
+        assert (await client.get("/budget"))["components"]["retrieve_and_answer"]["yours_used"] == 0
 
 
 async def test_operators_see_every_tenant_and_tenants_do_not(config: Path, ledger: str) -> None:
