@@ -145,6 +145,9 @@ def read_app(path: Path, ledger: str | None) -> App:
     for name, table in shared.items():  # also where no component takes it
         read_table(name, TABLES[name], table)
     doors = {name: _door(name, given.pop(name), shared) for name in _METHODS if name in given}
+    shares = [_share_name(name, settings) for name, settings in doors.items()]
+    if len(set(map(str, shares))) < len(shares):  # the second one would take the share of the first
+        raise fail("component", f"a name of its own for each of {list(doors)}", shares)
     named = _tables("tenants", given.pop("tenants", {}))
     tenants = {_name(name): read_table(f"tenants.{name}", Access, table) for name, table in named.items()}
     operator = None if "operator" not in given else read_table("operator", Access, given.pop("operator"))
@@ -157,6 +160,11 @@ def read_app(path: Path, ledger: str | None) -> App:
         if value is not None and not isinstance(value, str):
             raise fail(name, "a text", type(value).__name__)
     return App(ledger if ledger is not None else own, limits, doors, demonstrations, tenants, operator)
+
+
+def _share_name(name: str, settings: Settings) -> str:
+    """Returns the name in the ledger of a table's component."""
+    return settings.get("component") or name
 
 
 def _tables(name: str, value: Any) -> Mapping[str, Any]:
@@ -296,7 +304,7 @@ def _component(name: str, settings: Settings, limits: ServiceLimits, *, private:
     serving = settings.get("serving") or Serving()
     if serving.max_query_chars is None:
         serving = serving.replace(max_query_chars=limits.max_query_chars)
-    more: dict[str, Any] = {"serving": serving, "component": settings.get("component") or name}
+    more: dict[str, Any] = {"serving": serving, "component": _share_name(name, settings)}
     if settings.model.embeddings is not None:
         embeddings = load_embeddings(settings.model.embeddings)
         usual = EmbeddingAnswers() if settings.method == "free_form" else None  # what no table stands for

@@ -566,6 +566,15 @@ def test_a_component_has_no_budget_of_its_own(config: Path, ledger: str, entry: 
         read_app(config, ledger)
 
 
+@pytest.mark.parametrize("named", [{"ask": "shared", "answer": "shared"}, {"answer": "ask"}])
+def test_two_components_of_one_name_are_refused(config: Path, ledger: str, named: dict[str, str]) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    for door, name in named.items():
+        change(config, f"[{door}]", f'[{door}]\ncomponent = "{name}"')
+    with pytest.raises(ConfigurationError, match=r"component: expected a name of its own for each of .*'answer'.*"):
+        read_app(config, ledger)
+
+
 @pytest.mark.parametrize(
     ("table", "key"),
     [
