@@ -29,7 +29,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl._plain_files import check_path
-from langchain_dpicl.backends.sync_async import run_in_thread
+from langchain_dpicl.backends.sync_async import run_in_thread, run_to_completion
 from langchain_dpicl.budget.budget import Budget, BudgetUse, SpentHook
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -647,12 +647,19 @@ async def arecord_event(
     *,
     is_slow: bool = False,
 ) -> None:
-    """Async version of `record_event`; `is_slow`: `data` may wait for a ledger, and is called in a thread."""
+    """Async version of `record_event`; `is_slow`: `data` may wait for a ledger, and is called in a thread.
+
+    A cancellation during such a wait is raised after the event is sent: observers count what was charged.
+    """
+    stop = None
     with _OutcomeKept(name):
         run = _listening(config, AsyncCallbackManager)
         if run is not None:
-            values = await run_in_thread(lambda: _values(data), is_slow=is_slow and callable(data))
-            await run.on_custom_event(name, values, run_id=run.parent_run_id)
+            if is_slow and callable(data):
+                data, stop = await run_to_completion(data)
+            await run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
+    if stop is not None:
+        raise stop
 
 
 class RunEvents:

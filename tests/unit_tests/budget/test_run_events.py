@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +31,7 @@ from langsmith import Client, run_trees
 from langsmith.run_helpers import tracing_context
 from langsmith.utils import get_env_var
 
+from langchain_dpicl.backends.sync_async import THREADS, run_in_thread
 from langchain_dpicl.budget import handler as run_events
 from langchain_dpicl.budget.handler import (
     CHARGED,
@@ -104,6 +106,42 @@ async def test_events_reach_async_observers_on_their_own_loop(explicit: bool) ->
     await RunnableLambda(refuse).ainvoke(0, {"callbacks": [listener, awaited]})
     assert listener.heard == awaited.heard == [(REFUSED, {"remaining": 0.5})]
     assert awaited.loops == {id(asyncio.get_running_loop())}
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_a_cancellation_while_the_ledger_is_read_for_an_event_goes_on_once_it_is_told(is_begun: bool) -> None:
+    reading, may_go, listener = threading.Event(), threading.Event(), Observer()
+
+    def read() -> dict[str, Any]:
+        reading.set()
+        may_go.wait()
+        return {"tickets": 1}
+
+    others = [] if is_begun else [asyncio.ensure_future(run_in_thread(may_go.wait)) for _ in range(THREADS)]
+    await asyncio.sleep(0)
+    telling = arun(lambda: arecord_event(CHARGED, read, is_slow=True), listener)
+    task = asyncio.ensure_future(telling)
+    if is_begun:
+        await asyncio.to_thread(reading.wait)
+    else:
+        await asyncio.sleep(0.1)  # it waits for one of the threads, which the others hold
+    task.cancel()
+    await asyncio.sleep(0)
+    may_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.gather(*others)
+    assert listener.heard == [(CHARGED, {"tickets": 1})]
+
+
+async def test_an_event_is_told_where_the_system_has_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Any:
+        raise RuntimeError("can't start new thread")
+
+    listener = Observer()
+    monkeypatch.setattr("langchain_dpicl.backends.sync_async._pool", full)
+    await arun(lambda: arecord_event(CHARGED, lambda: {"tickets": 1}, is_slow=True), listener)
+    assert listener.heard == [(CHARGED, {"tickets": 1})]
 
 
 async def test_a_blocking_call_in_async_code_still_reaches_async_observers() -> None:
