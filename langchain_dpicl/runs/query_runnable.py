@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast
 
 from langchain_core.runnables import (
     ConfigurableField,
@@ -24,7 +24,7 @@ from langchain_core.runnables.config import ensure_config, var_child_runnable_co
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
 from langchain_core.runnables.utils import AnyConfigurableField
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
 from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
@@ -560,7 +560,14 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             # The ledger counts a ticket under one name: a thread's, or its tenant's.
             expected = "None where the component has tenant_max_queries, which counts all threads of a tenant"
             raise fail("queries_per_thread", expected, queries_per_thread, "Give one of the two.")
-        fields: dict[str, Any] = dict.fromkeys(self.wording.input_variables, (str, ...))
+        fields: dict[str, Any] = dict.fromkeys(names := self.wording.input_variables, (str, ...))
+
+        def asks(text: str, asked: ValidationInfo) -> str:
+            """Refuses what `invoke` refuses: a fault of the schema is a message that the model reads and can mend."""
+            self._query_of({**asked.data, names[-1]: text})
+            return text
+
+        fields[names[-1]] = (Annotated[str, AfterValidator(asks)], ...)
         return PrivateTool(
             name=name,
             description=self._purpose if description is None else description,

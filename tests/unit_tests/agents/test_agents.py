@@ -15,6 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForLLMR
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import ValidationError
 
 from langchain_dpicl import Serving, agents
 from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, thread_tenant
@@ -341,6 +342,26 @@ async def test_an_agent_asks_within_its_allowance_and_reads_refusals(house: Hous
     assert {shown["mine"] for shown in seen.models} == {"stays"}
     assert used(house.voter()) == 2
     assert CANARY not in str(seen.models) + str(seen.chains) + str(done)
+
+
+def test_a_question_that_cannot_be_asked_is_a_message_that_the_model_can_mend(house: House) -> None:
+    voter = house.voter(serving=Serving(memo=house.memo, max_query_chars=50))
+    done = agent_of(voter, [" ", "x" * 51, "a"]).invoke(SAYS, thread())
+    blank, long, answered = (message for message in done["messages"] if isinstance(message, ToolMessage))
+    assert (blank.status, long.status, answered.status) == ("error", "error", "success")
+    assert "expected a query with text" in blank.content
+    assert "at most 50 characters" in long.content
+    assert used(voter) == 1
+
+
+def test_a_query_of_several_variables_is_as_long_as_all_of_them(house: House) -> None:
+    voter = house.voter(
+        component="pairs", example_prompt="{text} {queue}", suffix="{a} {b}:", serving=Serving(max_query_chars=50)
+    )
+    tool = voter.as_tool()
+    with pytest.raises(ValidationError, match="at most 50 characters"):
+        tool.invoke({"a": "x" * 30, "b": "x" * 30})
+    assert tool.invoke({"a": "x" * 30, "b": ""}) in LABELS
 
 
 @pytest.mark.parametrize("questions", [[], ["a"]], ids=["no question", "a question"])
