@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -126,7 +125,7 @@ def _key_in(header: str) -> str | None:
         return bearer_of(header)
     try:
         return base64.b64decode(given, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no Base64 or no UTF-8
         return None
 
 

@@ -454,6 +454,17 @@ async def test_a_shortage_of_threads_is_no_fault_of_the_question(
     ]
 
 
+@pytest.mark.parametrize("given", [b"Basic \xe9", b"Basic \xe9\xe9\xe9\xe9", b"Basic !", b"Basic /w==", b"Basic"])
+async def test_a_password_that_cannot_be_read_is_nobodys(
+    config: Path, ledger: str, caplog: pytest.LogCaptureFixture, given: bytes
+) -> None:
+    async with asking(config, ledger) as client:
+        for path in ("/", "/standing", "/metrics"):
+            refused = await client.http.get(path, headers=[(b"authorization", given)])
+            assert (refused.status_code, refused.json()["error"]) == (401, "unknown_key")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 async def test_a_question_that_says_nothing_to_the_embeddings_is_no_question(
     config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
