@@ -489,8 +489,13 @@ class Pace:
             return self._per_day(lines, now)
 
     def _per_day(self, lines: int, now: datetime) -> dict[str, float]:
-        for line in self.budget.lines(after=max(self._seen, lines - _LINES)):
-            self._follow(line)
+        written, later = list[tuple[LedgerRecord, datetime]](), now
+        for line in reversed(self.budget.lines(after=max(self._seen, lines - _LINES))):
+            # A line that has no time, or was stamped ahead of it, counts as of the line behind it.
+            later = _stamp_of(line, now) or later
+            written.append((line, later))
+        for line, stamp in reversed(written):
+            self._follow(line, stamp)
         while self._taken and now - self._taken[0][0] > _WEEK:
             self._taken.popleft()
         if self._start is None:
@@ -501,14 +506,8 @@ class Pace:
             taken[component] = taken.get(component, 0) + count
         return {component: max(count, 0) / days for component, count in taken.items()}
 
-    def _follow(self, line: LedgerRecord) -> None:
+    def _follow(self, line: LedgerRecord, stamp: datetime) -> None:
         self._seen = line.seq
-        try:
-            stamp = datetime.fromisoformat(line.stamp)
-        except ValueError:
-            return
-        if stamp.tzinfo is None:
-            return
         self._start = self._start or stamp
         if line.kind == "reserve":
             self._names[line.seq] = name = str(line.body["component"])
@@ -517,6 +516,15 @@ class Pace:
                 del self._names[next(iter(self._names))]
         elif line.kind == "give_back" and (owner := self._names.get(line.body["reservation"])) is not None:
             self._taken.append((stamp, owner, -int(line.body["count"])))
+
+
+def _stamp_of(line: LedgerRecord, now: datetime) -> datetime | None:
+    """Returns when a line was written, unless its stamp is no time or one to come."""
+    try:
+        stamp = datetime.fromisoformat(line.stamp)
+    except ValueError:
+        return None
+    return stamp if stamp.tzinfo is not None and stamp <= now else None
 
 
 class RefusalLog:

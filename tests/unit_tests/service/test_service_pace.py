@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -81,6 +81,20 @@ def test_a_ticket_that_was_given_back_counts_for_nothing(budget: Budget, clock: 
     assert per_day(pace, clock) == 2
 
 
+def test_a_line_that_was_stamped_ahead_of_time_counts_as_of_the_line_behind_it(budget: Budget, clock: Clock) -> None:
+    share = declare(budget)
+    clock.go(days=365)
+    share.reserve("query", count=7)
+    clock.go(days=-365)
+    pace = Pace(budget)
+    assert per_day(pace, clock) == 7 * 24
+    for _ in range(30):
+        clock.go(days=1)
+        share.reserve("query", count=2)
+        assert per_day(pace, clock) <= 9
+    assert per_day(pace, clock) == per_day(Pace(budget), clock) == pytest.approx(16 / 7)  # at both ends of the week
+
+
 def test_of_a_long_ledger_the_last_lines_are_read(
     budget: Budget, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,10 +158,10 @@ def test_readers_at_the_same_time_count_every_ticket_once(
     declare(budget).reserve("query", count=6)
     lines, met = budget.lines, threading.Barrier(2)
 
-    def slow(*, after: int) -> Iterator[LedgerRecord]:
+    def slow(*, after: int) -> Sequence[LedgerRecord]:
         with contextlib.suppress(threading.BrokenBarrierError):
             met.wait(1)  # until the other reads too, which it must not
-        return iter([*lines(after=after)])
+        return lines(after=after)
 
     monkeypatch.setattr(budget, "lines", slow)
     with ThreadPoolExecutor(2) as pool:
