@@ -389,6 +389,8 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
 
 def _bound(arguments: argparse.Namespace) -> socket.socket:
     """Returns a socket at the address; connections are refused until a server listens at it."""
+    if not arguments.host.strip():  # it would be bound to every address of the machine
+        raise fail("--host", "an address of this machine", arguments.host)
     found = socket.socket(socket.AF_INET6 if ":" in arguments.host else socket.AF_INET)
     if os.name == "posix":  # elsewhere it lets two servers have one port
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

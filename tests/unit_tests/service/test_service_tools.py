@@ -239,6 +239,19 @@ def test_a_second_ctrl_c_ends_a_server_without_a_traceback(config: Path) -> None
 
 
 @pytest.mark.loopback
+@pytest.mark.parametrize("command", [["serve"], ["mcp", "--http"]], ids=["serve", "mcp"])
+def test_an_empty_host_is_refused_and_not_every_address_of_the_machine(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
+    new_ledger("budget.db")
+    where = ["budget.db", "--config", str(config), "--port", "0", "--host", ""]
+    assert main([command[0], *where, *command[1:]]) == 2
+    assert "--host: expected an address of this machine" in capsys.readouterr().err
+
+
+@pytest.mark.loopback
 def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: str) -> None:
     for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {KEYS['acme']}"}):
         answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers, timeout=300)
