@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import errno
 import functools
 import json
 import os
@@ -177,8 +178,11 @@ def _tell(text: str) -> None:
     """Prints on stderr; a closed one stops no run and changes no exit code."""
     try:
         print(text, end="", file=sys.stderr, flush=True)
-    except OSError:
-        _drop(sys.stderr)
+    except ValueError:  # closed in this process
+        return
+    except OSError as error:
+        if error.errno in {errno.EPIPE, errno.EIO}:  # a full disk or pipe may have room for the next words
+            _drop(sys.stderr)
 
 
 def _drop(stream: TextIO) -> None:

@@ -464,7 +464,7 @@ def _now() -> str:
 
 _LINES = 20_000
 _WEEK, _HOUR = timedelta(days=7), timedelta(hours=1)
-_OPEN_SHOWN, _REFUSALS_SHOWN, _STRANGERS_SHOWN = 20, 20, 5
+_OPEN_SHOWN, _REFUSALS_SHOWN, _STRANGERS_SHOWN, _TENANTS_SHOWN = 20, 20, 5, 1000
 _MOST_BYTES = 256 * 1024
 _TAIL = 16 * 1024
 
@@ -641,7 +641,9 @@ def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, 
     users = [
         {"component": component, "tenant": tenant, "used": count, "cap": (cap := caps.get((component, tenant)))}
         | {"left": None if cap is None else max(cap - count, 0)}
-        for (component, tenant), count in sorted((dict.fromkeys(caps, 0) | used).items())
+        for (component, tenant), count in sorted(  # the settings' own first: there may be many threads of agents
+            (dict.fromkeys(caps, 0) | used).items(), key=lambda one: (one[0] not in caps, one)
+        )
     ]
     fields = ("entry", "component", "template", "count", "stamp", "holder")
     return {
@@ -649,7 +651,7 @@ def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, 
         "readable": True,
         **{name: getattr(use, name) for name in ("epsilon", "epsilon_spent", "delta", "delta_spent", "lines")},
         "components": components,
-        "tenants": list(islice(users, 1000)),
+        "tenants": list(islice(users, _TENANTS_SHOWN)),
         "open": len(opened),
         "oldest_open": [{name: getattr(each, name) for name in fields} for each in opened[:_OPEN_SHOWN]],
     }

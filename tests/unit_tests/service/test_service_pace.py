@@ -129,8 +129,8 @@ def test_a_share_that_lasts_and_one_that_is_spent(budget: Budget, clock: Clock, 
     assert (votes["left"], votes["spent"], votes["per_day"] > 0) == (900, 0.1, True)
     assert votes["days_left"] == pytest.approx(900 / votes["per_day"])
     assert found["tenants"] == [
-        {"component": "votes", "tenant": "", "used": 100, "cap": None, "left": None},
         {"component": "votes", "tenant": "acme", "used": 0, "cap": 5, "left": 5},
+        {"component": "votes", "tenant": "", "used": 100, "cap": None, "left": None},
     ]
     assert (found["open"], found["oldest_open"][0]["count"]) == (1, 100)
     share.reserve("query", count=900)
@@ -149,6 +149,18 @@ def test_a_share_whose_tickets_come_again_has_no_last_day(clock: Clock, tmp_path
     *lasting, once = found["components"]
     assert [(each["left"], each["per_day"] > 0, each["days_left"]) for each in lasting] == [(3, True, None)] * 2
     assert once["days_left"] == pytest.approx(3 / once["per_day"])
+
+
+def test_tenants_of_the_settings_stand_before_any_number_of_threads(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(service, "_TENANTS_SHOWN", 3)
+    share = declare(budget)
+    for number in range(4):
+        share.reserve("query", tenant=f"thread-{number}")
+    view = OperatorView([budget], RefusalLog(tmp_path / "x"), {("votes", "zebra"): 5, ("votes", "acme"): None})
+    (found,) = view.to_dict()["ledgers"]
+    assert [one["tenant"] for one in found["tenants"]] == ["acme", "zebra", "thread-0"]
 
 
 def test_readers_at_the_same_time_count_every_ticket_once(

@@ -357,15 +357,14 @@ async def test_neither_health_nor_a_refusal_waits_for_threads_that_models_hold(
 
 
 async def test_only_who_reads_the_budget_waits_for_threads_that_others_hold_so(config: Path, ledger: str) -> None:
-    async with asking(config, ledger) as client:
-        async with contextlib.AsyncExitStack() as held:
-            threads = anyio.to_thread.current_default_thread_limiter()
-            for _ in range(int(threads.total_tokens)):  # as GET /budget does while it waits for the ledger
-                await threads.acquire_on_behalf_of(who := object())
-                held.callback(threads.release_on_behalf_of, who)
-            asks = [(client.send("GET", "/health", None), 200), (client.ask("?"), 200), (client.ask("?", "guessed"), 401)]
-            for asked, status in [*asks, (client.send("GET", "/metrics", "guessed"), 401)]:
-                assert (await asyncio.wait_for(asked, 60)).status_code == status
+    async with asking(config, ledger) as client, contextlib.AsyncExitStack() as held:
+        threads = anyio.to_thread.current_default_thread_limiter()
+        for _ in range(int(threads.total_tokens)):  # as GET /budget does while it waits for the ledger
+            await threads.acquire_on_behalf_of(who := object())
+            held.callback(threads.release_on_behalf_of, who)
+        asks = [(client.send("GET", "/health", None), 200), (client.ask("?"), 200), (client.ask("?", "guessed"), 401)]
+        for asked, status in [*asks, (client.send("GET", "/metrics", "guessed"), 401)]:
+            assert (await asyncio.wait_for(asked, 60)).status_code == status
 
 
 async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answered(
