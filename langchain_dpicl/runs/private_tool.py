@@ -43,8 +43,8 @@ class PrivateTool(BaseTool):
       - Of each thread at most `queries_per_thread` questions are charged, over all processes: the ledger counts them.
         Threads mint no budget: the component's share is the limit of all together.
       - A used-up allowance and a spent budget come as a tool message with status "error"; other errors are raised.
-        For a blank or too long question that is pydantic's ValidationError, which agents tell their model.
         Where the component was built with `Serving(on_exhausted="zero_shot")`, the public model's answer comes.
+        A blank or too long question is pydantic's ValidationError, which agents tell their model.
       - The message's artifact is the result with its receipt, as plain data; never a record.
       - A query with one variable may be a plain text: `tool.invoke("my card is gone", config)`.
     """
