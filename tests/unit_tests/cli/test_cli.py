@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import gzip
 import io
@@ -1212,6 +1213,26 @@ class TestAnInterruptedRun:
         done = subprocess.run(typed, stderr=writer, cwd=Path(__file__).resolve().parents[3], check=False)
         os.close(writer)
         assert done.returncode == 2
+
+    def test_a_stderr_that_is_closed_or_full_for_a_moment_is_told_the_next_words(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Full(io.StringIO):
+            is_full = True
+
+            def write(self, text: str) -> int:
+                if self.is_full:
+                    raise OSError(errno.ENOSPC, "no space")
+                return super().write(text)
+
+        stream = Full()
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(["check", "nowhere.jsonl"]) == 2
+        stream.is_full = False
+        assert main(["check", "nowhere.jsonl"]) == 2
+        assert "nowhere.jsonl" in stream.getvalue()
+        stream.close()
+        assert main(["check", "nowhere.jsonl"]) == 2
 
     @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
     def test_a_stream_that_the_shell_closed_does_not_stop_it(
