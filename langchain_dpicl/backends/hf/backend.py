@@ -396,7 +396,8 @@ class HuggingFaceBackend(AwaitedInThreads):
         from langchain_dpicl.backends.hf import completion, vocabulary
 
         taste = vocabulary.SamplingOptions(temperature, None, 1.0, rng or Generator(PCG64()))
-        job = completion.CompletionRequest(max_tokens, tuple(word for word in stop if word), taste, self.token_bytes)
+        ends = tuple(word for word in stop if word)
+        job = completion.CompletionRequest(max_tokens, ends, self.chat, taste, self.token_bytes)
         if public:
             cap = self._reading_room(min(max_tokens, self.max_new_tokens))
             rows = [self._public_row(prompt, cap) for prompt in prompts]

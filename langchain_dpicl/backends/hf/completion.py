@@ -110,6 +110,7 @@ class CompletionRequest:
 
     max_tokens: int
     stop: tuple[str, ...]
+    is_chat: bool
     taste: SamplingOptions
     spell: Callable[[int], bytes]
 
@@ -131,11 +132,14 @@ class _Text:
             return
         since = max(0, len(self._written) - self._longest + 1)
         self._written += self._job.spell(token)
-        self.has_ended = any(self._written.find(word, since) >= 0 for word in self._stop)
+        # White space that a chat model begins with is no text; see `cut_at_stop`.
+        begin = len(self._written) - len(self._written.lstrip()) if self._job.is_chat else 0
+        self.has_ended = any(self._written.find(word, max(since, begin - len(word) + 1)) >= 0 for word in self._stop)
 
     def read(self) -> str:
         """Returns the text before the first stop string."""
-        return cut_at_stop(self._written.decode("utf-8", "replace"), self._job.stop)
+        is_stripped = self._job.is_chat and bool(self._stop)
+        return cut_at_stop(self._written.decode("utf-8", "replace"), self._job.stop, is_stripped=is_stripped)
 
 
 def complete_private(

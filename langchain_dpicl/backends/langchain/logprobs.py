@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.backends.langchain.texts import end_of_thoughts
+from langchain_dpicl.backends.langchain.texts import FINISHED, end_of_thoughts
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
     ModelOutput,
@@ -262,9 +262,6 @@ EOS_TEXTS = frozenset(
     }
 )
 """How providers spell the end of a text; all of them become `EOS`."""
-
-FINISHED = frozenset({"stop", "eos", "eos_token", "end_turn"})
-"""How providers say that the model ended the text by itself."""
 
 MAX_ENTRIES = 300_000
 """Entries read of one position; above the largest vocabulary in use."""

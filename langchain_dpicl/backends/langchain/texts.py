@@ -327,6 +327,8 @@ _ROOM = (
     "If it thinks before it answers, give it more room (TextVoteBackend(llm, options={'max_tokens': ...}), or "
     f"text_options= of a LangChainBackend), or {THINKING_OFF}"
 )
+FINISHED = frozenset({"stop", "eos", "eos_token", "end_turn"})
+"""How providers say that the model ended the text by itself."""
 _NO_ANSWER = frozenset(
     {
         *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
@@ -450,7 +452,7 @@ class TextVoteBackend(TextEngine):
         """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the answer names no choice.
 
         Raises:
-          ModelCallError: the call failed, or its answer has no text and was not refused.
+          ModelCallError: the call failed, or its answer ended before its text began.
           ConfigurationError: as in `score_choices`.
         """
         names = ChoiceNames(choices)
@@ -466,7 +468,8 @@ class TextVoteBackend(TextEngine):
     def _public_vote(self, reply: Reply, names: ChoiceNames, other: int) -> NDArray[np.float64]:
         """Returns the vote of a public answer; a refusal names no choice, and without room for text none ever does."""
         output = answer_or_raise(self.name, reply).reveal()
-        if not output.refused and not _is_no_answer(output.finish_reason):
+        reason = output.finish_reason
+        if not output.refused and str(reason).lower() not in FINISHED and not _is_no_answer(reason):
             self._public_text(reply, ())
         return _vote(_place(reply, names, other=other), other + 1)[:-1]
 

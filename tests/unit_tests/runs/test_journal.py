@@ -195,10 +195,10 @@ def test_changed_arrays_are_refused(path: Path) -> None:
 
 
 def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_dpicl.runs.release_run.VERSION", 2)
+    monkeypatch.setattr("langchain_dpicl.runs.release_run.VERSION", 1)
     filled(path)
     monkeypatch.undo()
-    with pytest.raises(ConfigurationError, match="version 1"):
+    with pytest.raises(ConfigurationError, match="version 2"):
         journal(path)
 
 

@@ -398,7 +398,7 @@ def test_a_query_that_fails_in_public_gives_its_turn_back(house: House) -> None:
     voter = house.voter(serving=Serving(memo=SQLiteMemo(house.memo, turn_seconds=LONG)))
     real = voter.rows.request_public_rows
 
-    def out(prompt: Any) -> Any:
+    def out(*_: Any, **__: Any) -> Any:
         raise ModelCallError("out")
 
     voter.rows.request_public_rows = out

@@ -12,7 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from langchain_dpicl.backends.hf.completion import CompletionRequest, _Text  # noqa: E402
 from langchain_dpicl.backends.hf.engine import BLOCK  # noqa: E402
+from langchain_dpicl.backends.hf.vocabulary import SamplingOptions  # noqa: E402
 from langchain_dpicl.exceptions import ConfigurationError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import HOSTILE, same_bits  # noqa: E402
@@ -223,6 +225,17 @@ class TestWriting:
             for public in (False, True):
                 found = LLAMA.complete([prompt], max_tokens=8, stop=["never", stop], public=public)[0]
                 assert found == whole[: whole.index(stop)]
+
+    @pytest.mark.parametrize(("chat", "read", "ends"), [(True, "card", [0, 0, 0, 1]), (False, "", [0, 1, 1, 1])])
+    def test_white_space_that_a_chat_model_begins_with_ends_nothing(self, chat, read, ends):
+        pieces = {0: b" ", 1: b"\n\n", 2: b"card", 3: b"\nmore"}
+        text = _Text(CompletionRequest(4, ("\n",), chat, SamplingOptions(), pieces.__getitem__), eos=9)
+        has_ended = []
+        for token in pieces:
+            text.add(token)
+            has_ended.append(text.has_ended)
+        assert has_ended == list(map(bool, ends))
+        assert text.read().strip() == read
 
     def test_writing_ends_where_the_model_ends_it(self):
         token = int(next(LLAMA.generate([OTHER]))[0][0])

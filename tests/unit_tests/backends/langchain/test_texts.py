@@ -406,11 +406,15 @@ class TestPublicCalls:
             await engine.ascore_public("long thoughts", LABELS)
         assert np.isneginf(engine.score_choices(["long thoughts"], LABELS)).all()
 
-    async def test_a_refusal_names_no_choice(self) -> None:
+    async def test_a_refusal_and_an_answer_that_ends_at_once_name_no_choice(self) -> None:
         def say(text: str) -> Any:
             return AIMessage("", additional_kwargs={"refusal": "No."}) if "refused" in text else "card"
 
         engine = TextVoteBackend(TextChat(say=say))
+        done = TextVoteBackend(
+            TextChat(say=lambda text: "" if "silent" in text else "card", info={"finish_reason": "STOP"})
+        )
+        assert np.isneginf(done.score_public("silent", LABELS)).all()
         assert np.isneginf(engine.score_public("refused", LABELS)).all()
         assert np.isneginf(await engine.ascore_public("refused", LABELS)).all()
 
