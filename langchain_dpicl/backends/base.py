@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import Opaque
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 Token: TypeAlias = Hashable
 """A vocabulary key: a token id (int) where the engine has ids, otherwise the token's bytes."""
@@ -463,6 +463,10 @@ class Domain:
         above = np.flatnonzero(scores > last)
         equal = np.flatnonzero(scores == last)[: top_k - len(above)]
         return self.only(np.sort(np.concatenate([above, equal])))
+
+
+class BlankAnswerError(ModelCallError):
+    """A public answer ended before its text began, as of a model that thinks first and has no room left."""
 
 
 def check_whole(name: str, value: object) -> int:

@@ -224,7 +224,8 @@ async def test_completions_are_the_servers_own_texts_cut_at_the_first_stop_strin
     assert backend.complete(PROMPTS, max_tokens=12) == raw
     assert await backend.acomplete(PROMPTS, max_tokens=12) == raw
     stop = raw[0][3]
-    assert backend.complete(PROMPTS, max_tokens=12, stop=["never", stop]) == [text.split(stop)[0] for text in raw]
+    said = [text.lstrip() if kind == "chat" else text for text in raw]  # what a chat begins with is no text
+    assert backend.complete(PROMPTS, max_tokens=12, stop=["never", stop]) == [text.split(stop)[0] for text in said]
     assert backend.complete(["card " * 6000, PROMPTS[1]], max_tokens=12) == ["", raw[1]]
 
 

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Rows, check_whole, cut_at_stop
+from langchain_dpicl.backends.base import BlankAnswerError, Rows, check_whole, cut_at_stop
 from langchain_dpicl.backends.private_calls.call import (
     CallPool,
     OpaqueValue,
@@ -34,7 +34,7 @@ from langchain_dpicl.backends.private_calls.public_calls import (
     answer_or_raise,
     probe_answer_or_raise,
 )
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 _MOST_CHARACTERS = 4096
 _MOST_WORDS_BEFORE_A_COLON = 5
@@ -293,7 +293,7 @@ class TextEngine(SilentEngine):
         is_fault = self._model.is_chat or not stop or _is_no_answer(output.finish_reason)
         text = _answer_of(reply, stop, is_chat=self._model.is_chat)
         if is_fault and not text.strip():
-            raise ModelCallError(
+            raise BlankAnswerError(
                 f"a public call to {self.name}, asked as private ones are, brought no text that counts. {_ROOM}; if it "
                 "refused or called a tool, hand it in without tools, or ask something else"
             )

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._opaque import OpaqueRows, run_guarded
-from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows, Token
+from langchain_dpicl.backends.base import (
+    BlankAnswerError,
+    ChoiceBackend,
+    NextTokenBackend,
+    PublicChoiceBackend,
+    Rows,
+    Token,
+)
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.rows.rows import arun_guarded
 from langchain_dpicl.backends.sync_async import (
@@ -290,14 +297,6 @@ class Scorer(ABC):
             _check_form(await self.ascore([]), f"a{self.method}")
             self._has_awaited_form = True
 
-    def _row(self, scores: Rows) -> list[float]:
-        """Reads the scores of one PUBLIC prompt."""
-        fitted = fitting(scores, 1, self.columns)
-        if fitted is None:
-            raise _misshapen(1, self.columns)
-        row: list[float] = self.read(fitted)[0].tolist()
-        return row
-
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
         """Returns float64[prompts, columns] for private prompts, in one call."""
@@ -377,7 +376,10 @@ class _Choices(Scorer):
         return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
     def _answer(self, scores: Rows) -> list[float]:
-        row = self._row(scores)
+        fitted = fitting(scores, 1, self.columns)
+        if fitted is None:
+            raise _misshapen(1, self.columns)
+        row: list[float] = self.read(fitted)[0].tolist()
         if not any(row) and self._public is None:  # by its contract the call failed
             raise ModelCallError(
                 "the engine has no likelihood for any label after a public prompt; check the model and the length of "
@@ -414,16 +416,27 @@ class _WithOther(Scorer):
     def read(self, scores: Rows) -> Rows:
         return per_label(log_of_probabilities(scores), self._places, self.width)
 
+    def of_batches(self, *, needs_text: bool) -> Scorer:
+        return _WithOther(self._engine, self._choices, is_counted=not needs_text)
+
     def public(self, prompt: str) -> list[float]:
-        if self._is_counted and any(row := self._row(self.score([prompt]))):
-            return row
-        return _or_other(self._choices.public(prompt))  # an error where the call failed, or brought no text
+        try:
+            row = self._choices.public(prompt)
+        except BlankAnswerError:
+            if not self._is_counted:
+                raise
+            row = [0.0] * self._choices.width
+        return _or_other(row)
 
     async def apublic(self, prompt: str) -> list[float]:
         await self._acheck_form()
-        if self._is_counted and any(row := self._row(await self.ascore([prompt]))):
-            return row
-        return _or_other(await self._choices.apublic(prompt))
+        try:
+            row = await self._choices.apublic(prompt)
+        except BlankAnswerError:
+            if not self._is_counted:
+                raise
+            row = [0.0] * self._choices.width
+        return _or_other(row)
 
 
 class _FirstTokens(Scorer):
@@ -656,7 +669,7 @@ class LabelRows:
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...) each.
           needs_text: whether an answer without text counts as a failed call, as of a prompt that stands for private
-            ones: all their answers may be as blank. Not where other answers are counted.
+            ones: all their answers may be as blank.
 
         The answer raises ModelCallError where a call failed, one on a content-free input included. The first without a
         label warns (`NoisyPlanWarning`).
