@@ -13,6 +13,11 @@ _NAME = re.compile(r"""[^\W\d]([^{}\[\].!:"'\\]*[^{}\[\].!:"'\\\s])?""")
 """A name that a record, and a column of a table, can have: `text`, `Queue Name`, `Ticket #`."""
 
 
+def is_field_name(name: str) -> bool:
+    """Whether a template can read a field of this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """A parsed f-string template; what is filled in is never parsed.

@@ -13,7 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
-from langchain_dpicl._templates import Template
+from langchain_dpicl._templates import Template, is_field_name
 from langchain_dpicl.backends.base import NextTokenBackend, Token, row_hint_of
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
@@ -248,6 +248,7 @@ class GenerationTemplate:
     @classmethod
     def default_template(cls, text_key: str, label_key: str | None) -> str:
         """Returns `label: ...` and `text: ...` on two lines, or the text line alone."""
+        _check_readable(text_key, label_key)
         text = f"{text_key}: {{{text_key}}}"
         return text if label_key is None else f"{label_key}: {{{label_key}}}\n{text}"
 
@@ -283,6 +284,14 @@ class _Prompts:
     def shared(self) -> str:
         """What every prompt starts with, whatever its records."""
         return self.wording.instruction + "\n\n"
+
+
+def _check_readable(text_key: str, label_key: str | None) -> None:
+    """Refuses names of fields that a template made of them could not read."""
+    for option, name in (("text_key", text_key), ("label_key", label_key)):
+        if name is not None and not is_field_name(name):
+            expected = "a name with a letter first, no space last, and none of {}[].!:\\ and quotes, for templates"
+            raise fail(option, expected, name, "Rename the field.")
 
 
 def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool = False) -> tuple[str, ...]:
@@ -419,6 +428,7 @@ def wording_of(
     if (example_prompt is None or suffix is None) and label_key is None:
         raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
     if example_prompt is None:
+        _check_readable(text_key, label_key)
         example_prompt = f"{text_key}: {{{text_key}}}\n{label_key}: {{{label_key}}}"
     if suffix is None:
         usual = f"{text_key}: {{input}}\n{label_key}:"

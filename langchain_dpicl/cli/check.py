@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._templates import is_field_name
 from langchain_dpicl.cli.inputs import (
     METHODS,
     UNREADABLE,
@@ -224,7 +225,9 @@ def _field_lines(data: Data, found: _Found) -> Iterable[str]:
     for name in found.names() or [data.text_key]:
         kinds = Counter("text" if isinstance(value, str) else kind_of(value) for _, value in found.values(name))
         kinds = Counter({kind.removeprefix("a ").removeprefix("an "): count for kind, count in kinds.items()})
-        yield f"{name}: {', '.join(f'{kind} {count:,}' for kind, count in kinds.most_common())}"
+        is_read = is_field_name(name) or name not in {data.text_key, data.label_key, *(data.fields or ())}
+        unread = "" if is_read else f"; no prompt can show {name!r}: rename the field"
+        yield f"{name}: {', '.join(f'{kind} {count:,}' for kind, count in kinds.most_common())}{unread}"
 
 
 def _text_lines(path: Path, data: Data, found: _Found) -> Iterable[str]:

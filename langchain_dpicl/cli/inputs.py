@@ -148,13 +148,17 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 def open_records(path: Path, *, errors: str = "strict") -> IO[str]:
     """Opens a plain file of records; one line or row each. Reading more than `MAX_RECORDS` raises MemoryError."""
-    if not path.name.lower().endswith(_FORMATS):
-        raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
+    _check_format(path)
     packed = os.fdopen(open_plain(path, MAX_RECORDS), "rb")
     whole: Any = gzip.GzipFile(fileobj=packed) if path.name.lower().endswith(".gz") else packed
     bounded = io.BufferedReader(_Bounded(whole, packed, MAX_RECORDS), _CHUNK)
     # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
     return io.TextIOWrapper(bounded, encoding="utf-8-sig", errors=errors, newline="")
+
+
+def _check_format(path: Path) -> None:
+    if not path.name.lower().endswith(_FORMATS):
+        raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
 
 
 class _Bounded(io.RawIOBase):
@@ -264,6 +268,8 @@ def private_examples(settings: Settings, *, are_read: bool = True) -> PrivateExa
     from langchain_dpicl.privacy.private_examples import PrivateExamples
 
     data = settings.data
+    if settings.records is not None:
+        _check_format(settings.records)
     if data.public_size is None:
         advice = "A public figure or a round number, not the number of records, which is private."
         raise fail(

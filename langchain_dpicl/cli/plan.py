@@ -597,7 +597,7 @@ def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
 
 
 def _source(settings: Settings) -> RowSource:
-    """Returns where the numbers of rows come from: the rehearsal that was named, or a guess."""
+    """Returns where the numbers of rows come from: the rehearsal that was named, which has the labels, or a guess."""
     from langchain_dpicl.planning.row_law import RowGuess
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 
@@ -606,7 +606,11 @@ def _source(settings: Settings) -> RowSource:
         advice = "These say how often whole rows are right; agreement is of tokens."
         raise fail("guess", "skill, growth and correlation, or a rehearsal, for votes", list(others), advice)
     if guess.rehearsal is not None:
-        return Rehearsal.load(guess.rehearsal)
+        found, sizes = Rehearsal.load(guess.rehearsal), settings.data.public_size
+        named = tuple(map(str, sizes)) if isinstance(sizes, Mapping) else None
+        if labels := (settings.get("task") or FewShotTask()).labels or settings.data.labels or named:
+            found.check_fits(labels=labels)
+        return found
     return RowGuess(**guess.given("skill", "growth", "correlation"))
 
 

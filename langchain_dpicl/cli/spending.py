@@ -231,12 +231,18 @@ def share_of(settings: Settings) -> dict[str, Any]:
 
 
 def voted_on(settings: Settings) -> tuple[PrivateExamples, FewShotTemplate]:
-    """Returns the declaration of the records, without one of them, and how prompts of a vote read."""
-    from langchain_dpicl.tasks import VotingTask
+    """Returns the declaration of the records, without one of them, and how prompts of a vote read.
+
+    Refuses a rehearsal of another task, as far as that is known before the model is.
+    """
+    from langchain_dpicl.tasks import VotingTask, wording_digest
 
     private, asked = private_examples(settings, are_read=False), settings.get
-    task = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"), asked("prefix", ""))
-    return private, VotingTask.of(private, task, settings.answers).wording
+    given = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"), asked("prefix", ""))
+    task = VotingTask.of(private, given, settings.answers)
+    for rehearsal in rehearsed(settings).values():
+        rehearsal.check_fits(labels=task.labels, wording=wording_digest(task))
+    return private, task.wording
 
 
 def name_of(settings: Settings) -> str:
@@ -261,9 +267,10 @@ def rehearsed(settings: Settings) -> dict[str, Any]:
 def on_ledger(settings: Settings) -> Settings:
     """Returns the settings with the terms that the named ledger gives a share.
 
-    Refuses one that does not fit, or that the ledger holds at another epsilon or delta.
+    Refuses one that does not fit, or that the ledger holds at another epsilon, delta or number of queries, and records
+    that it holds under another declaration.
     """
-    from langchain_dpicl.privacy.ledger.writer import check_same_terms
+    from langchain_dpicl.privacy.ledger.writer import check_declared, check_same_terms
 
     if settings.budget.ledger is None:
         return settings
@@ -277,10 +284,15 @@ def on_ledger(settings: Settings) -> Settings:
         delta = budget.budget.default_delta(epsilon) if delta is None else delta
         name = name_of(settings)
         budget.budget.check_fits(name, epsilon=epsilon, delta=delta)
-        for share in budget.report().shares:
+        report, data = budget.report(), settings.data
+        if data.public_size is not None and (data.label_key is None or data.num_labels()):
+            mine = private_examples(settings, are_read=False).declaration
+            check_declared({each["dataset_id"]: each for each in report.datasets}.get(mine["dataset_id"]), mine)
+        for share in report.shares:
             for each in share.terms.components:
-                if each.name == name:  # its tickets are known to the component alone
-                    check_same_terms(dataclasses.replace(each, epsilon=epsilon, delta=delta), each)
+                if each.name == name:  # its other tickets are known to the component alone
+                    wanted = {"epsilon": epsilon, "delta": delta, "plan": settings.only("max_queries")}
+                    check_same_terms(dataclasses.replace(each, **wanted), each)
         limits = settings.budget.replace(epsilon=epsilon, delta=delta, adjacency=budget.adjacency)
         return dataclasses.replace(settings, budget=limits)
     finally:

@@ -103,7 +103,7 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         raise ConfigurationError(f"--query, --queries: expected a question, found none. {advice}")
     component = {"max_queries": len(asked), **call.settings.component}
     call = dataclasses.replace(call, settings=dataclasses.replace(call.settings, component=component))
-    queries = _queries(asked, call.settings) if asked else []
+    queries = _queries(asked, call.settings) if asked or call.settings.data.num_labels() else []
     if arguments.dry_run:
         return dry_run(call)
     return _answer(call, queries)
@@ -299,7 +299,8 @@ def run_evaluate(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
     if len(arguments.prompt) != 1:
         raise fail("--prompt", "one file; `dpicl choose` compares several", len(arguments.prompt))
     if arguments.dry_run:
-        return _dry_run(call, _evaluation_plan(call, evaluator))
+        prompts = {"chain": arguments.prompt[0], "baseline": arguments.baseline}
+        return _dry_run(call, _evaluation_plan(call, _bound(call, evaluator, prompts)))
     check_target(arguments, call.settings)
     model = _model(call.settings)
     baseline = None if arguments.baseline is None else _template(arguments.baseline) | model
@@ -316,7 +317,8 @@ def run_choose(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int
         raise fail("--prompt", "two files or more, each with its own --prompt", len(arguments.prompt))
     names = _names(arguments.prompt)
     if arguments.dry_run:
-        return _dry_run(call, _choice_plan(call, evaluator, len(names)))
+        bound = _bound(call, evaluator, dict(zip(names, arguments.prompt, strict=True)))
+        return _dry_run(call, _choice_plan(call, bound, len(names)))
     check_target(arguments, call.settings)
     model = _model(call.settings)
     chains = {name: _template(path) | model for name, path in zip(names, arguments.prompt, strict=True)}
@@ -416,11 +418,11 @@ def _share(settings: Settings) -> dict[str, Any]:
 # -- a dry run -------------------------------------------------------------------------------------------------------
 
 
-def _evaluation_plan(call: Call, evaluator: Any) -> EvaluationPlan:
+def _evaluation_plan(call: Call, bound: BoundEvaluator) -> EvaluationPlan:
     from langchain_dpicl.evaluation import plan_evaluation
     from langchain_dpicl.evaluation.evaluators import paired
 
-    bound, chains = _bound(call, evaluator), 1 if call.arguments.baseline is None else 2
+    chains = 1 if call.arguments.baseline is None else 2
     return plan_evaluation(
         widths=[(paired(bound) if chains == 2 else bound).widths],
         calls_per_unit=chains * (1 if bound.judge is None else 2),
@@ -428,10 +430,9 @@ def _evaluation_plan(call: Call, evaluator: Any) -> EvaluationPlan:
     )
 
 
-def _choice_plan(call: Call, evaluator: Any, candidates: int) -> ChoicePlan:
+def _choice_plan(call: Call, bound: BoundEvaluator, candidates: int) -> ChoicePlan:
     from langchain_dpicl.evaluation.plan import plan_choice
 
-    bound = _bound(call, evaluator)
     return plan_choice(
         candidates=candidates,
         calls_per_unit=candidates * (1 if bound.judge is None else 2),
@@ -440,11 +441,15 @@ def _choice_plan(call: Call, evaluator: Any, candidates: int) -> ChoicePlan:
     )
 
 
-def _bound(call: Call, evaluator: Any) -> BoundEvaluator:
-    data = call.settings.data
-    labels = data.labels or tuple(str(label) for label in data.sizes() if label is not None) or None
-    fields = (data.text_key, *(data.fields or ()), *(() if data.label_key is None else (data.label_key,)))
-    bound: BoundEvaluator = evaluator.bind(fields, data.label_key, labels)
+def _bound(call: Call, evaluator: Any, prompts: Mapping[str, Path | None]) -> BoundEvaluator:
+    """Returns the evaluator on the declared fields; refuses a prompt, under its name, that shows others."""
+    from langchain_dpicl.evaluation.chains import fields_shown
+
+    private, inputs = private_examples(call.settings, are_read=False), call.settings.get("inputs")
+    bound: BoundEvaluator = evaluator.bind(private.fields, private.label_key, private.labels)
+    for name, path in prompts.items():
+        if path is not None:
+            fields_shown(_template(path), known=private.fields, hidden=bound.hidden, inputs=inputs, name=name)
     return bound
 
 

@@ -64,6 +64,24 @@ _CREW = Crew(DEFAULT_CONCURRENCY)
 """The threads of all chains and judges, which answer one after the other."""
 
 
+def fields_shown(
+    prompt: Any, *, known: Sequence[str], hidden: frozenset[str], inputs: Mapping[str, str] | None, name: str
+) -> dict[str, str]:
+    """Returns the declared field that each variable of a template shows; refuses others; `name` is for errors."""
+    if not prompt.input_variables:
+        advice = "Its text is the same for all records, and so is the answer. Nothing was charged."
+        raise fail(name, f"a template with a variable among {sorted(set(known) - hidden)}", None, advice)
+    fields = {variable: (inputs or {}).get(variable, variable) for variable in prompt.input_variables}
+    for variable, shown in fields.items():
+        if shown in hidden:
+            advice = f"Variable {variable!r} would show it the reference."
+            raise fail(name, "a template that does not show the label", shown, advice)
+        if shown not in known:
+            advice = "Name the field of each variable: inputs={variable: field}."
+            raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
+    return fields
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class SilentChain:
     """A chain whose parts are known: a template that formats, a silent model and pure parsers.
@@ -135,17 +153,7 @@ class SilentChain:
                 kinds.append((type(step).__name__, _settings(step)))
             else:
                 raise _refused(name, steps)
-        if not prompt.input_variables:
-            advice = "Its text is the same for all records, and so is the answer. Nothing was charged."
-            raise fail(name, f"a template with a variable among {sorted(set(known) - hidden)}", None, advice)
-        fields = {variable: (inputs or {}).get(variable, variable) for variable in prompt.input_variables}
-        for variable, shown in fields.items():
-            if shown in hidden:
-                advice = f"Variable {variable!r} would show it the reference."
-                raise fail(name, "a template that does not show the label", shown, advice)
-            if shown not in known:
-                advice = "Name the field of each variable: inputs={variable: field}."
-                raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
+        fields = fields_shown(prompt, known=known, hidden=hidden, inputs=inputs, name=name)
         model, bound = unwrap(inner)
         silent = silence(inner)
         # [] takes the model's own away, under the name that its class sends.

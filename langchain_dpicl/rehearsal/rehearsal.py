@@ -367,9 +367,15 @@ class Rehearsal(SavedRehearsal):
     # -- file --------------------------------------------------------------------------------------------------------
 
     def check_fits(
-        self, *, labels: Sequence[str], wording: str, model: str, reads: str, content_free: Sequence[str] = ()
+        self,
+        *,
+        labels: Sequence[str],
+        wording: str | None = None,
+        model: str | None = None,
+        reads: str | None = None,
+        content_free: Sequence[str] = (),
     ) -> None:
-        """Refuses a component whose task or model is another one.
+        """Refuses a component whose task or model is another one; None: not known, where no model is asked.
 
         Args:
           labels: its answers, in any order.
@@ -387,7 +393,7 @@ class Rehearsal(SavedRehearsal):
             ("reads", self.reads, reads),
             ("wording", self.wording, wording),
         ):
-            if mine != found:
+            if found is not None and mine != found:
                 shown = (mine, found) if name != "wording" else ("the rehearsed templates", "other ones")
                 advice = "Rehearse with the model, labels and templates of the component."
                 raise fail(f"rows: rehearsal.{name}", str(shown[0]), shown[1], advice)

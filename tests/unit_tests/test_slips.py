@@ -178,7 +178,7 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             declared(records=[{"text": "a", "queue.name": "tech"}], label_key="queue.name"), example_prompt=...
         ),
         ConfigurationError,
-        r"found '.*{queue\.name}'\. Rename the field 'queue\.name': a template reads no name with \. or \[ in it\.",
+        r"label_key: expected a name with a letter first, .*, for templates, found 'queue\.name'\. Rename the field\.",
     ),
     "a path in place of the records": (
         lambda: declared(records="tickets.csv"),

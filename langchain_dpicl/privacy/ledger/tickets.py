@@ -197,7 +197,8 @@ class Component:
         """
         mine, theirs = ({**each.to_dict(), "public": None, "runs": each._runs} for each in (self, wanted))  # noqa: SLF001
         changed = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-        return changed + [name for name, value in wanted.plan.items() if not _is_shown(name, value, self.public)]
+        others = [name for name, value in wanted.plan.items() if not _is_shown(name, value, self.public)]
+        return list(dict.fromkeys(changed + others))
 
     @property
     def _runs(self) -> Any:

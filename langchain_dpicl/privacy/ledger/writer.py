@@ -411,7 +411,7 @@ class LedgerWriter:
         with self.exclusive() as writer:
             known = writer.state.bindings
             for declaration in declarations:
-                _check_declared(known.get(declaration["dataset_id"]), declaration)
+                check_declared(known.get(declaration["dataset_id"]), declaration)
             claim: Callable[[str], object] | None = getattr(writer.view, "bind", None)
             if claim is not None:  # a store of several ledgers, of which only one may bind a data set
                 # Sorted, so that two processes that bind the same data sets cannot deadlock.
@@ -582,7 +582,7 @@ _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_
 """What a declaration says of how records are shown and counted, and not of who is protected."""
 
 
-def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
+def check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
     """Refuses a declaration that differs from the bound one; a missing key counts as None."""
     if known is None:
         return

@@ -297,3 +297,10 @@ def test_what_it_writes_is_what_plan_reads(check: Any, tmp_path: Path, capsys: p
     assert "400 declared units" in capsys.readouterr().out
     assert main(["check", str(path), "--out", str(out)]) == 2
     assert "--out: expected a file that does not exist yet" in capsys.readouterr().err
+
+
+def test_a_name_that_no_prompt_can_show_is_named_where_it_is_declared(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("text,queue ,1\na,card,x\nb,login,y\n")
+    said = check(tmp_path / "r.csv", "--label-key", "queue ")
+    assert "queue : text 2; no prompt can show 'queue ': rename the field" in said
+    assert "show '1'" not in said

@@ -106,7 +106,7 @@ def test_prompts_of_one_name_are_named_by_their_paths(here: Path) -> None:
 def test_a_dry_run_reads_nothing_and_asks_no_model(
     command: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = ("--prompt", "a.txt", *(("--prompt", "b.txt") if command == "choose" else ()))
+    prompts = ("--prompt", "good.txt", *(("--prompt", "bad.txt") if command == "choose" else ()))
     (here / "r.jsonl").unlink()
     before = sorted(here.iterdir())
     assert dpicl(command, *prompts, "--dry-run", model="evaluation_models:down") == 0
@@ -257,3 +257,23 @@ def test_the_records_are_no_prompt(here: Path, capsys: pytest.CaptureFixture[str
     assert "expected a PUBLIC file, found the records" in said
     assert "declined" not in said
     assert CANARY not in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "choose"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "other.txt"),
+        ("{text} {nope}", "expected variables that are among ['text'], found 'nope'"),
+        ("{text} {queue}", "expected a template that does not show the label, found 'queue'"),
+    ],
+)
+def test_a_dry_run_refuses_a_prompt_that_the_run_refuses(
+    command: str, text: str | None, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (here / "other.txt").write_text(text)
+    prompts = ("--prompt", "other.txt", *(("--prompt", "good.txt") if command == "choose" else ()))
+    for more in (("--out", "out.json"), ("--dry-run",)):
+        assert dpicl(command, *prompts, *more) == 2
+        assert said in capsys.readouterr().err

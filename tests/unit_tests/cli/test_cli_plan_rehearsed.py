@@ -47,6 +47,15 @@ def test_without_rows_they_are_those_that_the_rehearsal_proposes(file: str, caps
         assert out["plan"]["labels"] == 4, "the rehearsal knows them"
 
 
+@pytest.mark.parametrize("declared", [("--set", "data.labels=['a','b']"), ("--set", "task.labels=['a','b']")])
+def test_a_rehearsal_of_other_labels_is_refused(
+    declared: tuple[str, str], file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--set", "data.label_key=label", *declared, "--rehearsal", file)
+    assert main(["plan", "--method", "voting", *TERMS, *QUERIES, *given]) == 2
+    assert "rehearsal.labels: expected" in capsys.readouterr().err
+
+
 def test_given_rows_keep_their_shape_and_rest_on_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ("--set", "rows.slots=10", "--set", "rows.shots=8")
     out = shown(capsys, "voting", *QUERIES, *rows, "--rehearsal", file)

@@ -309,3 +309,74 @@ def test_a_dry_run_refuses_questions_that_the_run_refuses(
     for more in ((), ("--dry-run",)):
         assert vote("--queries", "asked.jsonl", "--model", f"{HERE}:SURE", *more) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--set", "suffix=no variable"), "suffix: expected a template with the query's variable"),
+        (("--set", "example_prompt={text} {foo}"), "example_prompt: expected a template with fields among"),
+        (("--set", "example_prompt={a.b}"), "Rename the field 'a.b': a template reads no name with . or [ in it"),
+        (("--text-key", "topic"), "label_key: expected another field than text_key, found 'topic'"),
+        (("--set", "data.file=records.json"), "records.json: expected JSON lines or CSV, in a file that ends in"),
+        (("--label-key", "topic "), "label_key: expected a name with a letter first, no space last"),
+        (("--text-key", "1"), "text_key: expected a name with a letter first"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses_with_and_without_a_question(
+    given: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [] if "data.file=records.json" in given else ["records.jsonl"]
+    (folder / "records.json").write_text("[]")
+    for more in (("--query", CARD), ("--query", CARD, "--dry-run"), ("--max-queries", "5", "--dry-run")):
+        assert main(["vote", *records, *TERMS, *more, *given]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "label", "said"),
+    [("topic", "loan", "rehearsal.labels"), ("topic", "transfer", ""), ("queue", "transfer", "rehearsal.wording")],
+)
+def test_a_dry_run_refuses_a_rehearsal_of_other_labels_or_templates(
+    field: str, label: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"{word} {place}", "topic": word} for word in ("card", "transfer") for place in range(12)]
+    (folder / "public.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ("rehearse", "public.jsonl", "--label-key", "topic", "--out", "r.json", "--yes")
+    assert main([*asked, "--model", f"{HERE}:SURE"]) == 0
+    capsys.readouterr()
+    sizes = ("--label", "card", "--label", label, "--public-size", "300", "--epsilon", "8", "--delta", "1e-6")
+    planned = ("--max-queries", "5", "--rehearsal", "r.json", "--dry-run")
+    assert main(["vote", "records.jsonl", "--label-key", field, *sizes, *planned]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("--component", "other", "--text-key", "words"), "found another in ['text_key']"),
+        (("--component", "other", "--unit-key", "customer"), "found another in ['unit', 'unit_key']"),
+        (("--max-queries", "2"), "'max_queries'"),
+    ],
+)
+def test_a_dry_run_refuses_another_declaration_or_number_of_queries_than_the_ledger_holds(
+    changed: tuple[str, ...],
+    said: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = {"text": "a", "words": "a", "topic": "card", "customer": "c"}
+    (folder / "records.jsonl").write_text(json.dumps(record))
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    paid = (*DECLARED, "--ledger", "ledger.db", "--component", "help", "--epsilon", "4", "--max-queries", "3")
+    asked = ("vote", "records.jsonl", *paid, "--model", f"{HERE}:SURE", "--query", CARD)
+    assert main([*asked]) == 0
+    assert main([*asked, "--dry-run"]) == 0
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
+    capsys.readouterr()
+    for more in ((), ("--dry-run",)):
+        assert main([*asked, *changed, *more]) == 3
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("'implementation_delta'") <= 1
