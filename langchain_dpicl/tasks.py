@@ -405,6 +405,9 @@ def texts_of(
 ) -> dict[str, tuple[str, ...]]:
     """Returns the texts that stand for each label, in the order of the labels."""
     if verbalizers is None:
+        if len({label.strip() for label in labels}) < len(labels):
+            advice = "Write them alike in the records, or give verbalizers."
+            raise fail("labels", "labels that differ in more than spaces around them", list(labels), advice)
         return {label: (f" {label}",) for label in labels}
     if not isinstance(verbalizers, Mapping) or set(verbalizers) != set(labels):
         shown = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)

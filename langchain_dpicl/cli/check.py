@@ -268,6 +268,9 @@ def _label_lines(data: Data, found: _Found, declared: _Declared) -> Iterable[str
         yield f"{_short(label)}: {count:,}{undeclared}"
     if len(counts) > _FEW_VALUES:
         yield f"and {len(counts) - _FEW_VALUES:,} more"
+    every = {*counts, *(declared.labels or ())}
+    if alike := len(every) - len(set(map(normalized, every))):
+        yield f"labels that differ from another in case or spaces alone: {alike:,}; two spellings are two labels"
     for label in declared.labels or ():
         if label not in counts:
             yield f"{_short(label)}: declared, and no record has it"

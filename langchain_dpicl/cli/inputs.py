@@ -16,6 +16,7 @@ import re
 import secrets
 import sys
 import tomllib
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -279,7 +280,23 @@ def private_examples(settings: Settings, *, are_read: bool = True) -> PrivateExa
     if data.label_key is not None and data.labels is None and data.num_labels():
         declared["labels"] = tuple(map(str, data.sizes()))
     records = read_records(Path(str(data.file))) if are_read else []
-    return PrivateExamples(records, **{"dataset_id": "private-examples", **declared})
+    private = PrivateExamples(records, **{"dataset_id": "private-examples", **declared})
+    _warn_of_spellings(private.labels or ())
+    return private
+
+
+def _warn_of_spellings(labels: Sequence[str]) -> None:
+    """Warns, before anything is spent, of declared labels that are one label by their looks."""
+    from langchain_dpicl.privacy.extensions.redeclared import normalized
+
+    known: dict[str, str] = {}
+    for label in labels:
+        if (other := known.setdefault(normalized(label), label)) != label:
+            words = f"the labels {other!r} and {label!r} differ in case or spaces alone: each is a label of its own"
+            warnings.warn(
+                f"{words}. Write them alike in the records, and declare one.", stacklevel=1
+            )  # once, however often declared
+            return
 
 
 def vars_of(value: Any) -> dict[str, Any]:

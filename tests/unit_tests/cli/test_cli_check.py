@@ -304,3 +304,10 @@ def test_a_name_that_no_prompt_can_show_is_named_where_it_is_declared(check: Any
     said = check(tmp_path / "r.csv", "--label-key", "queue ")
     assert "queue : text 2; no prompt can show 'queue ': rename the field" in said
     assert "show '1'" not in said
+
+
+def test_labels_that_differ_in_case_or_spaces_alone_are_counted(check: Any, tmp_path: Path) -> None:
+    records = [{"text": "a", "queue": label} for label in ("card", "Card", "card ", "login")]
+    said = check(written(tmp_path / "r.jsonl", records), "--label-key", "queue")
+    assert "labels that differ from another in case or spaces alone: 2; two spellings are two labels" in said
+    assert "in case or spaces" not in check(written(tmp_path / "r.jsonl", records[2:]), "--label-key", "queue")

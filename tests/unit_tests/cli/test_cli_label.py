@@ -274,3 +274,16 @@ def test_bad_input_is_refused(
     error = capsys.readouterr().err
     assert said in error
     assert CANARY not in error
+
+
+@pytest.mark.parametrize("command", ["generate", "evolve", "vote"])
+def test_labels_that_differ_in_case_or_spaces_alone_are_told_before_anything_is_spent(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = ("--query", "why?", "--model", f"{HERE}:SURE") if command == "vote" else ("--dry-run",)
+    asked = [command, "records.jsonl", *TERMS, *question, "--label", "Card"]
+    assert main(asked) == 0
+    told = "dpicl: note: the labels 'card' and 'Card' differ in case or spaces alone: each is a label of its own."
+    assert capsys.readouterr().err.count(told) == 1
+    assert main(asked[:-2]) == 0
+    assert "in case or spaces" not in capsys.readouterr().err

@@ -319,6 +319,7 @@ def test_a_dry_run_refuses_questions_that_the_run_refuses(
         (("--set", "example_prompt={a.b}"), "Rename the field 'a.b': a template reads no name with . or [ in it"),
         (("--text-key", "topic"), "label_key: expected another field than text_key, found 'topic'"),
         (("--set", "data.file=records.json"), "records.json: expected JSON lines or CSV, in a file that ends in"),
+        (("--label", "card "), "labels: expected labels that differ in more than spaces around them, found"),
         (("--label-key", "topic "), "label_key: expected a name with a letter first, no space last"),
         (("--text-key", "1"), "text_key: expected a name with a letter first"),
     ],
