@@ -302,7 +302,7 @@ def _advice_on(value: Any, *, is_label: bool) -> str:
     if is_label and label_text(value) is not value:
         return AS_TEXT
     if is_label and kind == "another number":
-        return " Make it an integer: a column with gaps holds 1.0 for 1."
+        return _FROM_GAPS
     if kind == "none":
         return " Leave out records without one."
     if kind == "a value of another type":
@@ -315,8 +315,10 @@ def _unit_fault(fields: Mapping[str, Any], unit_key: str) -> str:
     found, advice = "none", "If it has another name, give unit_key=."
     if unit_key in fields:
         advice = "Leave out records without one: under one text they would be one unit."
-        if kind_of(fields[unit_key]) != "none":
-            found, advice = "neither", "Write str(...) around it."
+        kind = kind_of(fields[unit_key])
+        if kind != "none" and not isinstance(fields[unit_key], str):
+            is_number = kind == "another number"
+            found, advice = "neither", (_FROM_GAPS if is_number else " Write str(...) around it.").strip()
     return f"records: expected text or an integer under {unit_key!r}; a record has {found}. {advice}"
 
 
@@ -330,6 +332,7 @@ def fields_of(raw: Any, text_key: str) -> Mapping[str, Any] | None:
     return {**metadata, text_key: content} if isinstance(metadata, Mapping) and content is not None else None
 
 
+_FROM_GAPS = " Make it an integer: a column with gaps holds 1.0 for 1."
 AS_TEXT = " Give labels_as_text=True, which reads integers and booleans as text."
 
 
@@ -353,9 +356,12 @@ def kind_of(value: Any) -> str:
 
 
 def unit_name(value: Any) -> str | None:
-    """Returns the name of a unit as text (7 and "7" are one unit), or None if the value cannot name a unit."""
+    """Returns the name of a unit as text (7 and "7" are one unit), or None if the value cannot name a unit.
+
+    A blank text names none: an empty cell of a table is one, and all records without a name would be one unit.
+    """
     if isinstance(value, str):
-        return plain_text(value)
+        return plain_text(value) if value.strip() else None
     if isinstance(value, Integral) and not isinstance(value, bool):
         return str(int(value))
     return None

@@ -147,7 +147,7 @@ def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) ->
     for line in (
         "1: expected text under 'text'; a record has none. Leave out records without one. (line 2)",
         "a record has another. Declare every label, letter by letter: case and white space count. (line 3)",
-        "1: expected text or an integer under 'user'; a record has neither. Write str(...) around it. (line 4)",
+        "1: expected text or an integer under 'user'; a record has neither. Make it an integer: a column with gaps holds 1.0 for 1. (line 4)",
         "a record has a value of another type. Put its text, such as str(...) of a date, into a field of its own. (line 5)",
         "1: expected every record to be text, a mapping or a Document; one is none. Make a dict of each,",
         "as dataclasses.asdict and model_dump do. (line 6)",
@@ -311,3 +311,11 @@ def test_labels_that_differ_in_case_or_spaces_alone_are_counted(check: Any, tmp_
     said = check(written(tmp_path / "r.jsonl", records), "--label-key", "queue")
     assert "labels that differ from another in case or spaces alone: 2; two spellings are two labels" in said
     assert "in case or spaces" not in check(written(tmp_path / "r.jsonl", records[2:]), "--label-key", "queue")
+
+
+def test_an_empty_cell_names_no_person(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("text,user\na,ann\nb,\nc,ann\n")
+    said = check(tmp_path / "r.csv", "--unit-key", "user", code=1)
+    assert "1 values of 'user', 1 of them on several records" in said
+    assert "1: expected text or an integer under 'user'; a record has none. Leave out records without" in said
+    assert "one unit. (line 3)" in said

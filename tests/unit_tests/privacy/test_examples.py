@@ -411,6 +411,22 @@ def test_what_stands_in_the_place_of_a_text_is_said_by_its_kind(value: Any, kind
     assert CANARY not in shown_by(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("", r"none\. Leave out records without one: under one text they would be one unit"),
+        (" \t", r"none\. Leave out records without one: under one text they would be one unit"),
+        (5.0, r"neither\. Make it an integer: a column with gaps holds 1\.0 for 1"),
+        (True, r"neither\. Write str\(\.\.\.\) around it"),
+    ],
+)
+def test_what_names_no_unit_is_refused_as_a_missing_name_is(value: Any, said: str) -> None:
+    records = [{"text": CANARY, "user": "ann"}, {"text": CANARY, "user": value}]
+    with pytest.raises(RecordError, match=f"expected text or an integer under 'user'; a record has {said}") as caught:
+        PrivateExamples(records, unit_key="user", public_size=9)
+    assert CANARY not in shown_by(caught.value)
+
+
 @pytest.mark.parametrize("ask", [len, list, lambda private: private[0], lambda private: "a" in private, sorted])
 def test_length_index_and_iteration_say_why_there_is_none(ask: Callable[[Any], object]) -> None:
     messages = set()
