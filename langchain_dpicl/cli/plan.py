@@ -695,8 +695,9 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
         lines.append(f"free     {_percent(out['free']['right'])} by {out['free']['name']}, at epsilon 0")
         lines.append(f"verdict  {out['verdict']}")
     if signal["noise_takes"] > MUCH_NOISE:
+        warned = "" if "verdict" in out else "do not spend like this: "  # a verdict says whether to spend
         lines.append(
-            f"advice   do not spend like this: the noise takes {_points(signal['noise_takes'])}; {fewer}, "
+            f"advice   {warned}the noise takes {_points(signal['noise_takes'])}; {fewer}, "
             "declare more records, or raise epsilon"
         )
     return lines
@@ -707,6 +708,16 @@ def _verdict_of_option(option: Output, free: Output | None) -> str | None:
     from langchain_dpicl.rehearsal.choice import verdict_of
 
     return None if free is None else verdict_of(option["right_label_prob"] - free["right"])
+
+
+def _measured_lines(out: Output) -> list[str]:
+    """Returns what the chances of compared designs are where a rehearsal measured them."""
+    if "free" not in out:
+        return []
+    return [
+        "  as measured: the best of several looks better than it is. Signal and verdict are lowered by that for rows",
+        "  that the rehearsal chose, with the usual noise of their shape; for rows that were given they are not",
+    ]
 
 
 def _advice_lines(out: Output) -> list[str]:
@@ -922,7 +933,7 @@ def _voting_text(out: dict[str, Any]) -> str:
         _vote_cost_text(out["cost"], unit="query"),
     ]
     if out["options"]:
-        lines += ["", "designs at equal epsilon, best first:"]
+        lines += ["", "designs at equal epsilon, best first:", *_measured_lines(out)]
         lines.append(
             f"  {'mechanism':<17}{'rows':<7}{'M x k':<9}{'fill':>5}{'noise':>9}{'row right':>11}{'right label':>13}"
             f"{'calls':>12}{'money':>11}"
@@ -1195,7 +1206,7 @@ def _pate_text(out: dict[str, Any]) -> str:
         *_teachers_text(out["teachers"]),
     ]
     if out["options"]:
-        lines += ["", "plans at equal epsilon, best first:"]
+        lines += ["", "plans at equal epsilon, best first:", *_measured_lines(out)]
         lines.append(
             f"  {'teachers':<11}{'mechanism':<17}{'rows':<6}{'M x k':<9}{'fill':>5}{'inputs':>8}{'noise':>9}"
             f"{'row right':>11}{'right label':>13}{'at most':>9}{'calls':>12}{'money':>11}"

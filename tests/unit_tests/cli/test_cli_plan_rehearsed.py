@@ -97,10 +97,22 @@ def test_the_recommendation_is_about_its_own_rows_and_not_about_poor_ones_that_w
     assert main([*asked, *(["--public-inputs", "50"] if method == "pate" else [])]) == 0
     text = capsys.readouterr().out
     assert "verdict  no better than what is free" in text, "of the rows that were asked for"
+    assert "best first:\n  as measured: the best of several looks better than it is." in text
     best = max(map(float, re.findall(r" ([\d.]+)%", text.partition("best first:")[2])))
     free = float(re.findall(r"^free     (\d+) %", text, re.MULTILINE)[0])
     assert ("recommended: spend nothing" in text) is (best <= free + 2)
     assert ("recommended:\n" in text) is (method == "voting"), "there are better ones"
+
+
+@pytest.mark.parametrize("known", [(), ("--rehearsal",)])
+def test_beside_a_verdict_on_spending_noise_is_not_advised_against_once_more(
+    known: tuple[str, ...], file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = (*known, file) if known else ("--set", "guess.labels=4")
+    assert main(["plan", "--method", "voting", *TERMS, "--max-queries", "20000", "--no-compare", *known]) == 0
+    text = capsys.readouterr().out
+    assert "the noise takes" in text.partition("advice   ")[2]
+    assert ("do not spend like this" in text) is ("verdict  " not in text)
 
 
 def test_a_settings_file_names_it_too(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
