@@ -535,6 +535,9 @@ def run_discover(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
     if arguments.by is not None and arguments.by == settings.data.label_key:
         advice = "Its values are declared: without --by, dpicl discover counts the units of each label."
         raise fail("--by", "a field other than label_key", arguments.by, advice)
+    # A field that is declared leaves the declaration as it is, so that other components share the data set.
+    if arguments.by is not None and arguments.by not in (settings.data.fields or ()):
+        settings = dataclasses.replace(settings, data=settings.data.replace(text_key=arguments.by))
     what = _what_is_found(arguments, settings)
     noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:
@@ -575,18 +578,17 @@ def _run(
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
 
     budget, data = budget_of(settings), settings.data
-    data = data.replace(
-        public_size=_most_units(budget.delta) if data.public_size is None else data.public_size,
-        # A field that is declared leaves the declaration as it is, so that other components share the data set.
-        text_key=data.text_key if arguments.by is None or arguments.by in (data.fields or ()) else arguments.by,
-    )
+    if data.public_size is None:
+        data = data.replace(public_size=_most_units(budget.delta))
     try:
         private = private_examples(dataclasses.replace(settings, data=data), are_read=are_read)
     except RecordError as error:
-        if data.text_key == settings.data.text_key:
+        if data.text_key != arguments.by:
             raise
         # The field of --by is read as the text; the message quotes no record.
-        raise RecordError(str(error).replace("give text_key=", "give --by")) from None
+        said = str(error).replace("give text_key=", "give --by")
+        checked = f"`dpicl check FILE --text-key {arguments.by}`"
+        raise RecordError(said.replace("`dpicl check FILE`", checked)) from None
     paid = {"noise": noise, **settings.only("component"), **share_of(settings), "budget": budget}
     if arguments.words:
         return WordDiscovery.from_private_examples(private, **what, **paid), budget

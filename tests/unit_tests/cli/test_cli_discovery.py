@@ -55,6 +55,7 @@ def test_a_field_that_no_record_has_is_named_by_its_flag(
     assert discover(films, "--by", "directr", *more, "--out", str(tmp_path / "out.json")) == 2
     said = capsys.readouterr().err
     assert "expected text under 'directr'; a record has none. If it has another name, give --by." in said
+    assert "`dpicl check FILE --text-key directr` shows them to the owner." in said
     assert CANARY not in said
 
 
@@ -198,6 +199,28 @@ def test_a_ledger_gives_the_delta_and_the_size(films: Path, tmp_path: Path, delt
     assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
     paid = ("--ledger", ledger, "--component", "mine", "--epsilon", "1", *delta, "--out", out)
     assert main(["discover", str(films), "--text-key", "director", *paid]) == 0
+
+
+def test_a_dry_run_knows_the_field_of_by_as_the_declaration_of_the_ledger_does(films: Path, tmp_path: Path) -> None:
+    ledger, out = str(tmp_path / "ledger.db"), ("--out", str(tmp_path / "out.json"))
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    paid = [
+        "discover",
+        str(films),
+        "--ledger",
+        ledger,
+        "--dataset-id",
+        "films",
+        "--epsilon",
+        "1",
+        "--public-size",
+        "300",
+    ]
+    director = [*paid, "--by", "director", "--value", "no"]
+    assert main([*director, "--component", "one", *out]) == 0
+    assert main([*director, "--component", "two", "--dry-run"]) == 0
+    user = [*paid, "--by", "user", "--value", "no", "--component", "two"]
+    assert main([*user, "--dry-run"]) == main([*user, "--out", str(tmp_path / "other.json")]) == 3
 
 
 @pytest.fixture
