@@ -165,11 +165,13 @@ THREADS = 32
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-_POOLS: dict[int, ThreadPoolExecutor] = {}
+_POOLS: dict[tuple[int, str], ThreadPoolExecutor] = {}
+_ASIDE, _BUILDING = "dpicl-aside", "dpicl-building"
+"""Threads of short work, and of constructors, which may themselves wait for work of the others."""
 logger = logging.getLogger(__name__)
 
 
-async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True) -> T:
+async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True, pool: str = _ASIDE) -> T:
     """Runs `action` in a thread and returns what it returns.
 
     Formal guarantees:
@@ -179,13 +181,14 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True) -> T:
     Args:
       action: what may wait; it runs in a copy of the caller's context.
       is_slow: False: it does not block, so it runs here and now.
+      pool: whose thread.
 
     Raises:
       ConfigurationError: the system has no room for a thread; `action` is never run.
     """
     if not is_slow:
         return action()
-    result, stop = await run_to_completion(action, is_optional=True)
+    result, stop = await run_to_completion(action, is_optional=True, pool=pool)
     if stop is not None:
         raise stop
     try:
@@ -197,7 +200,8 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True) -> T:
 class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body
     """The awaitable version of a constructor, with the same signature; the constructor runs in a thread.
 
-    `afrom_private_examples = awaitable(from_private_examples)`; a subclass's own constructor is found by name.
+    `afrom_private_examples = awaitable(from_private_examples)`; a subclass's own constructor is found by name. A
+    cancellation that comes once it has begun is raised when it has ended.
     """
 
     def __init__(self, constructor: Callable[Concatenate[Any, P], R]) -> None:
@@ -208,14 +212,18 @@ class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a clas
 
         @wraps(build)
         async def later(*args: P.args, **kwargs: P.kwargs) -> T:
-            built: T = await run_in_thread(partial(build, *args, **kwargs))
+            built: T = await run_in_thread(partial(build, *args, **kwargs), pool=_BUILDING)
             return built
 
         return later
 
 
 async def run_to_completion(
-    action: Callable[[], T], *, is_optional: bool = False, if_left: Callable[[], object] | None = None
+    action: Callable[[], T],
+    *,
+    is_optional: bool = False,
+    if_left: Callable[[], object] | None = None,
+    pool: str = _ASIDE,
 ) -> tuple[Callable[[], T], asyncio.CancelledError | None]:
     """Runs `action` in a thread to its end; returns a function that gives its outcome, and a cancellation that came.
 
@@ -224,8 +232,9 @@ async def run_to_completion(
       is_optional: whether a cancellation withdraws work that has not begun; then the outcome is that cancellation. So
         does a system without room for a thread, which raises ConfigurationError; other work is then done here.
       if_left: run in a thread after `action` has ended well, where the coroutine that awaits it was closed meanwhile.
+      pool: whose thread.
     """
-    future = _begin(partial(contextvars.copy_context().run, action), is_optional=is_optional)
+    future = _begin(partial(contextvars.copy_context().run, action), is_optional=is_optional, pool=pool)
     stop: asyncio.CancelledError | None = None
     has_ended = False
     while not has_ended:  # once at least, so that others have their turn
@@ -312,15 +321,15 @@ def _run_unawaited_after(then: Callable[[], object], ended: Future[T]) -> None:
         run_unawaited(then)
 
 
-def _begin(action: Callable[[], T], *, is_optional: bool) -> Future[T]:
+def _begin(action: Callable[[], T], *, is_optional: bool, pool: str = _ASIDE) -> Future[T]:
     """Gives work to a thread; without room for one it refuses what is optional, and does the rest here and now."""
     future: Future[T] = Future()
     work = [(future, action)]  # the thread that does it takes it out; a pool without a thread keeps the list
     left = None
     try:
-        _pool().submit(_do, work)
+        _pool(pool).submit(_do, work)
     except RuntimeError:  # no room, or the interpreter is going down
-        _POOLS.pop(os.getpid(), None)  # it counts a thread that never began as idle; a new pool counts right
+        _POOLS.pop((os.getpid(), pool), None)  # it counts a thread that never began as idle; a new pool counts right
         left = _taken(work)
     if left is not None:
         if is_optional:
@@ -366,10 +375,10 @@ async def wait_for_thread(future: Future[T]) -> None:
     await woken
 
 
-def _pool() -> ThreadPoolExecutor:
-    """Returns this process's threads: they do not survive a fork."""
-    here = os.getpid()
-    return _POOLS.get(here) or _POOLS.setdefault(here, ThreadPoolExecutor(THREADS, thread_name_prefix="dpicl-aside"))
+def _pool(name: str) -> ThreadPoolExecutor:
+    """Returns this process's threads of that name: they do not survive a fork."""
+    key = os.getpid(), name
+    return _POOLS.get(key) or _POOLS.setdefault(key, ThreadPoolExecutor(THREADS, thread_name_prefix=name))
 
 
 class Effect(Protocol):

@@ -196,6 +196,10 @@ class _Charge(BaseCallbackHandler):
             self.tickets += data["tickets"]
 
 
+_OF_THE_QUESTION = ("input: ", "keywords: ", "candidates: ")
+"""How errors begin of a question, and of what its public answers lack to be answered privately."""
+
+
 class Service:
     """Answers tenants, within their caps, from components of one ledger.
 
@@ -336,7 +340,7 @@ class Service:
         if isinstance(error, ModelCallError):
             # Nearly always the public call, which costs nothing; behind it the ticket is burnt.
             return RefusedError(503, "model_out", "The model gave no answer. The budget shows what was charged.")
-        if isinstance(error, ConfigurationError) and str(error).startswith("input: "):  # as all of a question begin
+        if isinstance(error, ConfigurationError) and str(error).startswith(_OF_THE_QUESTION):
             return RefusedError(422, "no_question", "The question cannot be asked of this component.")
         return self.fault(error, door)
 

@@ -209,7 +209,7 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
 
 # Up to the last mark that ends a thought, and all behind one that none ends; a chat template may write the first mark.
 _THOUGHTS = re.compile(
-    r"(?:.*(?:</think>|</thinking>|</thought>|\[/THINK\]|<\|channel\|>final<\|message\|>))?"
+    r"(?:.*(?:</think>|</thinking>|</thoughts?>|\[/THINK\]|<\|channel\|>final<\|message\|>))?"
     r"(?:\s*(?:<think(?:ing)?>|<thoughts?>|\[THINK\]|<\|channel\|>).*)?",
     re.DOTALL,
 )

@@ -161,7 +161,7 @@ def no_room() -> Iterator[None]:
     start = threading.Thread.start
 
     def none(thread: threading.Thread) -> None:
-        if thread.name.startswith("dpicl-aside"):
+        if thread.name.startswith(("dpicl-aside", "dpicl-building")):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -205,6 +205,22 @@ async def test_what_is_built_awaited_is_not_built_behind_an_error(monkeypatch: p
     assert log == []
     await Built.abuild()
     assert log == ["built"]
+
+
+async def test_constructors_hold_no_thread_that_their_own_work_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_POOLS", {})
+    monkeypatch.setattr(room, "THREADS", 2)
+    met = threading.Barrier(2, timeout=20)
+
+    class Built:
+        @classmethod
+        def build(cls) -> str:
+            met.wait()
+            return asyncio.run(run_in_thread(lambda: "built"))
+
+        abuild = awaitable(build)
+
+    assert await asyncio.wait_for(asyncio.gather(Built.abuild(), Built.abuild()), 60) == ["built"] * 2
 
 
 async def test_what_has_to_be_done_is_done_once_where_no_thread_can(monkeypatch: pytest.MonkeyPatch) -> None:
