@@ -301,6 +301,13 @@ class _Encode(ProcessEngine):
         return list(self._now("encode", text))
 
 
+class _Spell(ProcessEngine):
+    """Says which tokens a public text has, where its tokenizer is known."""
+
+    def spell(self, text: str) -> list[Token]:
+        return list(self._now("spell", text))
+
+
 class _TokenBytes(ProcessEngine):
     """Spells its tokens in bytes."""
 
@@ -358,6 +365,7 @@ _SKILLS: Mapping[str, type[ProcessEngine]] = {
     "complete_public": _PublicTexts,
     "texts": _Texts,
     "encode": _Encode,
+    "spell": _Spell,
     "token_bytes": _TokenBytes,
 }
 """Classes by capability; a class stands before its bases."""

@@ -106,6 +106,12 @@ def test_it_can_do_what_the_engine_there_can() -> None:
     assert embedded.row_hint == getattr(EmbeddedLLM().backend, "row_hint", RowHint())
 
 
+def test_it_says_whether_the_tokenizer_there_is_known() -> None:
+    engine: Any = as_backend(shared(process_models.chat))
+    with pytest.raises(CapabilityError, match=r"the tokenizer of .* is unknown"):
+        engine.spell(" red")
+
+
 @pytest.mark.parametrize("place", ["tokens", "choices", "texts"])
 def test_rows_are_those_of_the_same_model_in_this_process(place: str) -> None:
     there, here = shared(EmbeddedLLM).engine(place), EmbeddedLLM().backend
