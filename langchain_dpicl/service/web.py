@@ -160,7 +160,7 @@ def _add_door(router: APIRouter, name: str) -> None:
         return Answer.model_validate(await here.service.ask(name, body.question, tenant))
 
 
-def _demonstrations(tenant: Asking, here: Here) -> dict[str, Any]:
+async def _demonstrations(tenant: Asking, here: Here) -> dict[str, Any]:
     return here.service.released(tenant)
 
 

@@ -132,8 +132,10 @@ class _Text:
             return
         since = max(0, len(self._written) - self._longest + 1)
         self._written += self._job.spell(token)
-        # White space that a chat model begins with is no text; see `cut_at_stop`.
-        begin = len(self._written) - len(self._written.lstrip()) if self._job.is_chat else 0
+        begin = 0
+        if self._job.is_chat and self._stop:  # white space that it begins with is no text; see `cut_at_stop`
+            text = self._written.decode("utf-8", "ignore")
+            begin = len(text[: len(text) - len(text.lstrip())].encode())
         self.has_ended = any(self._written.find(word, max(since, begin - len(word) + 1)) >= 0 for word in self._stop)
 
     def read(self) -> str:

@@ -228,7 +228,7 @@ class TestWriting:
 
     @pytest.mark.parametrize(("chat", "read", "ends"), [(True, "card", [0, 0, 0, 1]), (False, "", [0, 1, 1, 1])])
     def test_white_space_that_a_chat_model_begins_with_ends_nothing(self, chat, read, ends):
-        pieces = {0: b" ", 1: b"\n\n", 2: b"card", 3: b"\nmore"}
+        pieces = {0: b"\xc2\xa0", 1: b"\n\n", 2: b"card", 3: b"\nmore"}
         text = _Text(
             CompletionRequest(
                 4, ("\n",), chat, SamplingOptions(0.0, None, 1.0, np.random.default_rng()), pieces.__getitem__
