@@ -90,7 +90,7 @@ async def _answered(service: Service, name: str, arguments: Mapping[str, Any], t
     if name in service.doors:
         return await _cancelled_once(service.ask(name, arguments.get("question"), tenant))
     if name == "budget":
-        return await run_in_thread(lambda: service.standing(tenant))
+        return await _cancelled_once(run_in_thread(lambda: service.standing(tenant)))
     return service.released(tenant)
 
 

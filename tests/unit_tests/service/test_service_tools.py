@@ -22,15 +22,18 @@ import pytest
 
 pytest.importorskip("mcp")
 pytest.importorskip("fastapi")
+import anyio
 import httpx
 import httpx2
 import uvicorn
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from langchain_dpicl.backends import sync_async
 from langchain_dpicl.backends.sync_async import Call
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.service import tools
 from langchain_dpicl.service.service import Keys, Service, Tenant
 from langchain_dpicl.service.tools import create_app, create_server
 from langchain_dpicl.stores import open_store
@@ -139,6 +142,31 @@ async def test_a_question_that_is_cancelled_behind_its_charge_is_logged_as_charg
     assert service.budget.budget.tenants()["ask"] == {"acme": 1}
     (line,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
     assert (line["event"], line["error"], line["tickets"]) == ("charged", "CancelledError", 1)
+
+
+async def test_a_cancelled_look_at_the_budget_waits_for_the_ledger_without_turning(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, waits = threading.Event(), threading.Event(), list[object]()
+    wait = sync_async.wait_for_thread
+
+    def standing(*_: object) -> dict[str, Any]:
+        begun.set()
+        goes_on.wait(20)
+        return {}
+
+    def counted(future: Any) -> Any:
+        waits.append(future)
+        return wait(future)
+
+    monkeypatch.setattr(Service, "standing", standing)
+    monkeypatch.setattr(sync_async, "wait_for_thread", counted)
+    threading.Timer(0.3, goes_on.set).start()
+    with anyio.move_on_after(0.05) as scope:  # cancels at every turn of the loop until the call has ended
+        await tools._answered(service, "budget", {}, Tenant("acme"))
+    assert scope.cancelled_caught
+    assert begun.is_set()
+    assert len(waits) <= 3
 
 
 async def test_free_answers_and_retrieved_ones_are_tools_too(monkeypatch: pytest.MonkeyPatch) -> None:
