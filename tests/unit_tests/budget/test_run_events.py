@@ -135,7 +135,7 @@ async def test_a_cancellation_while_the_ledger_is_read_for_an_event_goes_on_once
 
 
 async def test_an_event_is_told_where_the_system_has_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> Any:
+    def full(_: str) -> Any:
         raise RuntimeError("can't start new thread")
 
     listener = Observer()

@@ -438,7 +438,7 @@ async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
 async def test_a_shortage_of_threads_is_no_fault_of_the_question(
     config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full() -> Any:
+    def full(_: str) -> Any:
         raise RuntimeError("can't start new thread")
 
     async with asking(config, ledger) as client:
