@@ -135,7 +135,7 @@ def calibrate_contextually(own: list[float], content_free: Sequence[list[float]]
     Args:
       own: [labels] probabilities.
       content_free: [labels] probabilities each.
-      is_exact: False: a label may go unreported, and then counts the smallest mean that is reported, which bounds it.
+      is_exact: False: a label may go unreported, and then counts the smallest mean that is reported.
 
     Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0.
     """
