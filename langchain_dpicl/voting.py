@@ -342,7 +342,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         if self.public_first or not self.rows.asks_beside(calls_at_once(config) or concurrency_limit()):
             yield public
         else:
-            self.rows.check_silent()
+            yield self.rows.request_checks()
         return render, public
 
     @override

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -31,6 +32,7 @@ from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.rows.rows import arun_guarded
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
+    Call,
     Effect,
     Outage,
     PublicAnswer,
@@ -291,8 +293,8 @@ class Scorer(ABC):
         if self.method:
             _check_form(self.score([]), self.method)
 
-    async def _acheck_form(self) -> None:
-        """As `check_form`, of the awaited method; no constructor can await it, so the first public call does."""
+    async def acheck_form(self) -> None:
+        """As `check_form`, of the awaited method; no constructor can await it, so the first query does, uncharged."""
         if self.method and not self._has_awaited_form:
             _check_form(await self.ascore([]), f"a{self.method}")
             self._has_awaited_form = True
@@ -371,7 +373,7 @@ class _Choices(Scorer):
 
     async def apublic(self, prompt: str) -> list[float]:
         if self._public is not None:
-            await self._acheck_form()
+            await self.acheck_form()
             return self._answer((await self._public.ascore_public(prompt, self.texts))[None])
         return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
@@ -429,7 +431,7 @@ class _WithOther(Scorer):
         return _or_other(row)
 
     async def apublic(self, prompt: str) -> list[float]:
-        await self._acheck_form()
+        await self.acheck_form()
         try:
             row = await self._choices.apublic(prompt)
         except BlankAnswerError:
@@ -691,9 +693,17 @@ class LabelRows:
         most = self._scorer.calls_at_once
         return min(most, limit or most) >= LEAST_BESIDE and not self._outage.is_on
 
-    def check_silent(self) -> None:
-        """Raises UnsilencableModelError where others would hear the private rows; makes no call."""
+    def request_checks(self) -> Effect:
+        """Returns the effect that refuses, before a ticket, what a public call that goes first would; asks no prompt.
+
+        It raises UnsilencableModelError where others would hear the private rows, CapabilityError where awaited ones
+        have a form that nobody reads.
+        """
+        return Call(partial(check_silent, self._engine), self._acheck)
+
+    async def _acheck(self) -> None:
         check_silent(self._engine)
+        await apublic_call(self._scorer.acheck_form)
 
     def request_public_texts(
         self, texts: Sequence[str], *, keep_errors: bool = False, needs_text: bool = False

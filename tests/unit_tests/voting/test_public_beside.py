@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import AskBeside, Effect, Outage, PublicAnswer
-from langchain_dpicl.exceptions import ModelCallError, NoisyPlanWarning, UnsilencableModelError
+from langchain_dpicl.exceptions import CapabilityError, ModelCallError, NoisyPlanWarning, UnsilencableModelError
 from tests.contracts.front_room import CANARY
 from tests.unit_tests.backends.rows.test_label_rows import private_things
 from tests.unit_tests.voting.test_voting import LABELS, house, voter
@@ -185,6 +185,22 @@ def test_with_public_first_an_outage_is_free(is_async: bool) -> None:
         with pytest.raises(ModelCallError):
             ask(runnable, is_async=is_async)
     assert left(runnable) == 9
+
+
+class Listed(TextVoteBackend):
+    """Gives rows that nobody reads, and only where they are awaited."""
+
+    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+        return (await super().ascore_choices(prompts, choices)).tolist()
+
+
+def test_awaited_rows_of_another_form_are_refused_before_a_ticket_burns() -> None:
+    runnable = made(Chat(), llm=Listed(Chat(log=[])))
+    for _ in range(2):
+        with pytest.raises(CapabilityError, match="ascore_choices, for no prompts too, found list"):
+            ask(runnable, is_async=True)
+    assert left(runnable) == 9
+    assert ask(runnable, is_async=False) == "card"
 
 
 @DRIVERS
