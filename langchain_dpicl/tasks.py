@@ -18,7 +18,7 @@ from langchain_dpicl.backends.base import NextTokenBackend, Token, row_hint_of
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options import Decoding, FewShotTask, LabelAnswers, Votes
-from langchain_dpicl.privacy._validate import fail, plain_or_type
+from langchain_dpicl.privacy._validate import fail, is_written, plain_or_type
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import Record, Render, SlotRenderers
 
@@ -301,6 +301,8 @@ def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool 
         raise fail(name, expected, values)
     if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
         raise fail(name, expected, type(values).__name__)  # a column of records, given by mistake, repeats
+    if not all(map(is_written, values)):
+        raise fail(name, "valid Unicode text", "half of a surrogate pair", "Decode it again.")
     return tuple(values)
 
 

@@ -202,6 +202,15 @@ class TestRefusals:
             rehearsed(llm, **given)
         assert not llm.calls
 
+    def test_texts_that_no_file_holds_are_refused_before_any_call(self) -> None:
+        llm, half = engine(), "half\ud800"
+        labelled = [{**one, "label": one["label"].replace("wire", half)} for one in examples()]
+        task = FewShotTask(verbalizers={"card": [" card"], "cash": [" cash"], half: [" wire"]})
+        for given in ({"public": labelled, "task": task}, {"answers": LabelAnswers(content_free=(half,))}):
+            with pytest.raises(ConfigurationError, match="valid Unicode text, found 'half of a surrogate pair'"):
+                rehearsed(llm, **given)
+        assert not llm.calls
+
     def test_a_failed_call_is_an_error(self) -> None:
         with pytest.raises(ModelCallError):
             rehearsed(engine(fail_rows_containing="note 7 of cash"))
