@@ -279,6 +279,7 @@ class Request:
 
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
+_FAILED = re.compile("[45][0-9]{2}")
 _OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
 _BUSY_NAMES = (
     *("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer"),
@@ -330,7 +331,8 @@ def _status(error: BaseException) -> int:
     places = [(error, "status_code"), (response, "status_code"), (error, "code"), (error, "status")]
     found = [_boto(response).get("HTTPStatusCode"), *(getattr(owner, name, None) for owner, name in places)]
     found += [body.get("code") for body in error.args[:1] if isinstance(body, dict)]  # of a reply of status 200
-    return next((int(status) for status in found if isinstance(status, int) and 400 <= status < 600), 0)
+    written = (str(status) for status in found if isinstance(status, int | str))  # LiteLLM writes it as text
+    return next((int(status) for status in written if _FAILED.fullmatch(status)), 0)
 
 
 def _boto(response: Any) -> Mapping[str, Any]:

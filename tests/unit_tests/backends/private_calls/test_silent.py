@@ -359,18 +359,18 @@ class TestWaiting:
             {"code": HTTPStatus(status)},
             {"status": status},
             {"code": "rate_limit", "status_code": status},
+            {"code": str(status)},  # as LiteLLM writes it
         ):
             error = type("ServiceError", (Exception,), places)("x")
             after = 3.0 if "response" in places else None
             assert classify_error(error, explain="") == ClassifiedError(fault, after)  # type: ignore[arg-type]
-        body = ValueError(
-            {"message": "x", "code": status}
-        )  # of a reply of status 200, by LangChain's classes for OpenAI
-        assert classify_error(body, explain="") == ClassifiedError(fault)  # type: ignore[arg-type]
+        for code in (status, str(status)):  # of a reply of status 200, by LangChain's classes for OpenAI
+            body = ValueError({"message": "x", "code": code})
+            assert classify_error(body, explain="") == ClassifiedError(fault)  # type: ignore[arg-type]
 
     def test_a_number_that_is_no_status_of_a_failure_leaves_it_to_the_name(self) -> None:
         """The number of the system's error, or the status of a reply that never ended."""
-        for places in ({"code": 111}, {"status": 200}):
+        for places in ({"code": 111}, {"status": 200}, {"code": "4xx"}, {"code": "5000"}):
             error = type("ServerConnectionError", (Exception,), places)("x")
             assert classify_error(error, explain="").fault == "busy"
 
