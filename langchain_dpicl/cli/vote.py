@@ -52,6 +52,7 @@ from langchain_dpicl.cli.spending import (
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.privacy._validate import check_choice, fail
+from langchain_dpicl.reports.rendering import format_rounded_up
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
@@ -620,7 +621,7 @@ def _discovery_text(plan: DiscoveryPlan | WordsPlan) -> str:
     if plan.threshold is not None:
         lines.append(
             f"found    from a noisy count of {plan.threshold} on: a value of {plan.found_from(0.95)} units with a "
-            f"chance of 95 %, one of a single unit with at most {plan.threshold_delta:.2g}"
+            f"chance of 95 %, one of a single unit with at most {format_rounded_up(plan.threshold_delta, 2)}"
         )
     return "\n".join(lines)
 
@@ -629,7 +630,7 @@ def _words_plan_text(plan: WordsPlan) -> str:
     release, rule = plan.release, plan.release.rule
     kinds = "words and pairs of them" if plan.pairs is not None else "words"
     split = f", each of {len(plan.labels)} labels by itself" if plan.labels else ""
-    chances = f"chance of 95 %, one of a single unit with at most {release.failure:.2g}"
+    chances = f"chance of 95 %, one of a single unit with at most {format_rounded_up(release.failure, 2)}"
     lines = [
         f"epsilon  {price_text(plan.to_dict())}, {kinds} of {rule.name!r}{split}",
         f"noise    Gaussian, deviation {release.scale:.2f}; a unit's words, {rule.max_words} at most, add 1 in squares",

@@ -868,7 +868,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         for each in self._lineage:
             declared = each._declared  # noqa: SLF001  its own class
             if checked > declared.most_delta:
-                expected = f"at most {declared.delta_rule} = {declared.most_delta:.3g} for {each.dataset_id!r}"
+                expected = f"at most {declared.delta_rule} = {declared.most_delta} for {each.dataset_id!r}"
                 advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
                 raise fail("delta", expected, delta, advice)
             known = each.dataset_id, checked

@@ -292,7 +292,7 @@ class PrivateRange(PrivateExamples):
         declared = self._stream._declared  # noqa: SLF001  its own module
         limit = declared.most_delta
         if check_delta(delta) > limit:
-            rule = f"{declared.delta_rule} = {limit:.3g}"
+            rule = f"{declared.delta_rule} = {limit}"
             expected = f"at most {rule} for {self.dataset_id!r}, whose longest range counts"
             raise fail("delta", expected, delta, "A larger delta may give away whole records. Lower delta.")
 

@@ -85,6 +85,8 @@ def test_a_dry_run_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
         said = capsys.readouterr().out
         assert "one of a single unit with at most 6.1e-07" in said
         assert "spent    nothing: this is a plan; --out FILE without --dry-run releases" in said
+    assert discover(tmp_path / "missing.jsonl", "--by", "director", *USUAL, "--epsilon", "1.1", "--dry-run") == 0
+    assert "one of a single unit with at most 4.7e-07" in capsys.readouterr().out  # 4.624e-07, rounded up
     assert list(tmp_path.iterdir()) == []
 
 

@@ -501,6 +501,8 @@ def test_delta_above_a_tenth_of_a_unit_is_refused() -> None:
     private.check_delta(1e-4)
     with pytest.raises(ConfigurationError, match=r"1/\(10 \* public_size\)"):
         private.check_delta(1.01e-4)
+    with pytest.raises(ConfigurationError, match=rf"= {1 / 1370} for .*, found 0\.00073\."):
+        examples(public_size=137).check_delta(0.00073)  # as much in three digits
     for delta in (-1e-9, 1.0, float("nan"), True):
         with pytest.raises(ConfigurationError):
             private.check_delta(delta)
