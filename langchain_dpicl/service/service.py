@@ -35,9 +35,7 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
-from langchain_dpicl.privacy.ledger.tickets import Extent
 
 # Whatever leaves this module is public: answers, receipts, names of tenants, numbers of tickets. Questions are public
 # too, but belong to who asked them: no log line and no refusal repeats one.
@@ -608,15 +606,11 @@ class OperatorView:
         return {"time": now.isoformat(timespec="seconds"), "ledgers": ledgers, "refusals": self._refusals.last()}
 
 
-def _standing_names(budget: Budget) -> set[str]:
-    """Returns the components of a stream that read longer than a window: each window brings their tickets again."""
-    if (terms := StreamTerms.parse(budget.per)) is None:
-        return set()
-    sealed = [each for share in budget.report().shares for each in share.terms.components]
-    return {each.name for each in sealed if each.extent and _is_longer(each.extent, terms.window)}
-
-
-def _is_longer(extent: Extent, window: int) -> bool:
+def _is_standing(budget: Budget, component: str) -> bool:
+    """Whether a component of a stream reads longer than a window, so that each window brings its tickets again."""
+    window, extent = budget.window, budget.sealed_extent(component)
+    if window is None or extent is None:
+        return False
     first, last = extent
     return last is None or last - first >= window
 
@@ -627,7 +621,7 @@ def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, 
         use, tenants, parts = budget.use(), budget.tenants(), budget.spent_parts()
         per_day = pace.per_day(use.lines, now)
         opened = budget.dangling(limit=1000)
-        standing = _standing_names(budget)
+        standing = {name for name in use.tickets if _is_standing(budget, name)}
     except LedgerError:
         return {**head, "readable": False}
     components = []
