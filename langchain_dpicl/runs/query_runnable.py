@@ -571,7 +571,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         return PrivateTool(
             name=name,
             description=self._purpose if description is None else description,
-            args_schema=create_model("Query", **fields),
+            args_schema=create_model("Query", __config__=ConfigDict(hide_input_in_errors=True), **fields),
             component=self,
             queries_per_thread=queries_per_thread,
         )

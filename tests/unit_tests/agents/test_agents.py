@@ -359,8 +359,9 @@ def test_a_query_of_several_variables_is_as_long_as_all_of_them(house: House) ->
         component="pairs", example_prompt="{text} {queue}", suffix="{a} {b}:", serving=Serving(max_query_chars=50)
     )
     tool = voter.as_tool()
-    with pytest.raises(ValidationError, match="at most 50 characters"):
+    with pytest.raises(ValidationError, match="at most 50 characters") as caught:
         tool.invoke({"a": "x" * 30, "b": "x" * 30})
+    assert "xxx" not in str(caught.value)  # who asked may see it, logs may not
     assert tool.invoke({"a": "x" * 30, "b": ""}) in LABELS
 
 
