@@ -559,10 +559,10 @@ class _LabelReader:
 
     def probabilities(self, texts: Sequence[str], prompts: Callable[[Sequence[str]], list[str]]) -> Rows:
         """Returns float64[texts, labels]."""
-        free = prompts(self._content_free)
-        ask = self._rows.request_public_rows([(prompt, *free) for prompt in prompts(texts)])
-        rows: Rows = LimitConcurrency(ask, self._limit).run()
-        return rows
+        free, asked = prompts(self._content_free), prompts(texts)
+        scores = LimitConcurrency(self._rows.request_public_texts([*asked, *free]), self._limit).run()
+        nothing = [scores[prompt] for prompt in free]
+        return np.array([self._rows.calibrated(scores[prompt], nothing) for prompt in asked], dtype=np.float64)
 
 
 def _render(template: BasePromptTemplate[Any], variable: str, text: str) -> str:

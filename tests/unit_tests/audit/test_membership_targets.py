@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from langchain_dpicl.audit.membership import (
     score_target,
 )
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.results import Receipt, VotingResult
 from tests.doubles import RepeatableCoins
 
@@ -92,7 +93,9 @@ class TestRealPrompts:
         model = FakeListChatModel(responses=["to the probe", "Card.", "who knows?", "**cash**"])
         target = few_shot_without_privacy(model, labels=LABELS, **WORDING, votes="text", max_concurrency=1)
         assert target.reads == "answered text"
-        assert target.build(RECORDS)(["a", "b", "c"]).tolist() == [[1, 0], [0, 0], [0, 1]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", NoisyPlanWarning)  # which is about public prompts and charged rows
+            assert target.build(RECORDS)(["a", "b", "c"]).tolist() == [[1, 0], [0, 0], [0, 1]]
 
     def test_text_can_be_asked_for_where_there_are_probabilities(self) -> None:
         target = few_shot_without_privacy(EmbeddedLLM(), labels=LABELS, **WORDING, votes="text")
