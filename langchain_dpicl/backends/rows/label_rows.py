@@ -57,6 +57,7 @@ LEAST_REPORTED = 1e-6
 # Tokenizers cut before white space, before a sign inside a word, between letters and digits, and after three digits or
 # each; what is behind the cut is never in a first token.
 _FIRST_PIECE = re.compile(r"\d{1,3}|.[^\s\d!-/:-@\[-`{-~]*", re.DOTALL)
+_GUESSED = ". Where they end is guessed, as the tokenizer is unknown; LangChainBackend(llm, tokenizer=...) knows it"
 
 
 def check_verbalizers(verbalizers: object) -> tuple[tuple[str, ...], ...]:
@@ -190,16 +191,19 @@ def tokens_of_bytes(
             first += [*encode(text)[:1], *encode(f" {text}")[:1]]
         elif (piece := _FIRST_PIECE.match(text)) is not None:
             first.append(piece[0].encode())
-    return _each_has_one(labels, label_of, {label_of[token] for token in first if token in label_of})
+    served = {label_of[token] for token in first if token in label_of}
+    return _each_has_one(labels, label_of, served, _GUESSED if encode is None else "")
 
 
-def _each_has_one(labels: Sequence[Sequence[str]], label_of: dict[Token, int], served: set[int]) -> dict[Token, int]:
+def _each_has_one(
+    labels: Sequence[Sequence[str]], label_of: dict[Token, int], served: set[int], advice: str = ""
+) -> dict[Token, int]:
     missing = [texts for place, texts in enumerate(labels) if place not in served]
     if missing:
         raise ConfigurationError(
             "expected verbalizers whose first tokens distinguish the labels (this model reports next tokens only), "
             f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
-            "the first token of another (of 'Q1' that is 'Q'), or take votes=\"text\""
+            f"the first token of another (of 'Q1' that is 'Q'), or take votes=\"text\"{advice}"
         )
     return label_of
 

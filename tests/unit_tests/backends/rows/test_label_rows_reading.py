@@ -315,7 +315,7 @@ class TestTokensOfBytes:
         ids=repr,
     )
     def test_labels_that_no_first_word_tells_apart_are_refused(self, labels: list[list[str]]) -> None:
-        with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*votes=.text."):
+        with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*votes=.text.*tokenizer="):
             tokens_of_bytes(labels)
 
     @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ class TestTokensOfBytes:
     def test_a_known_tokenizer_says_where_the_first_token_ends(self) -> None:
         labels = [["24h"], ["25h"]]
         assert tokens_of_bytes(labels, cut(r"[ \w]\d|\w+")) == tokens_of_bytes(labels)
-        with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*\('24h',\), \('25h',\)"):
+        with pytest.raises(ConfigurationError, match=r"\('24h',\), \('25h',\).*or take votes=.text.$"):
             tokens_of_bytes([("24h",), ("25h",)], cut(r" ?\d|\w+"))
         assert set(tokens_of_bytes([["Q1"], ["Q2"]], cut(r" ?\w+")).values()) == {0, 1}
 
