@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from langchain_dpicl.privacy.extensions.value_counts import UnitValues
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid, new_bar
 from tests.contracts.release_run import CANARY, Calls, JournalContract, ReleaseRunContract, raises
 
 NUM_LINES = 4
+SOON = 30.0
 
 
 @dataclass
@@ -103,6 +105,11 @@ def lines(
     return Lines(private, items, plan=plan, budget=budget, share=share, journal=journal, calls=calls, **options)
 
 
+def _show_a_bar() -> None:
+    with new_bar(1, "line", "another bar", progress=True):
+        pass
+
+
 class TestLines(JournalContract):
     build = staticmethod(lines)  # type: ignore[assignment]
 
@@ -150,6 +157,11 @@ class TestLines(JournalContract):
 
         monkeypatch.setattr(sys, "stderr", Terminal())
         assert len(lines(budget, Calls()).run(progress=True)) == NUM_LINES
+        # Where this thread still held tqdm's lock, no other one could show a bar.
+        other = threading.Thread(target=_show_a_bar, daemon=True)
+        other.start()
+        other.join(SOON)
+        assert not other.is_alive()
 
     def test_a_stream_that_is_left_makes_way_for_a_run(self, budget: Budget) -> None:
         made = lines(budget, Calls())
