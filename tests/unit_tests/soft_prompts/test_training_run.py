@@ -9,6 +9,8 @@ import math
 import pickle
 import random
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from tests.contracts.front_room import CANARY
 from tests.contracts.neighbours import Bar
 from tests.contracts.release_run import CANARY as RUN_CANARY
 from tests.contracts.release_run import Calls, JournalContract, entries_in, stop_once_while_a_line_is_made
+from tests.durable import until
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts, training
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.ledgers import free_price
@@ -674,6 +677,24 @@ def test_losses_that_are_no_numbers_are_left_out_of_the_mean() -> None:
     engine.losses = lambda *_: np.array([np.nan])  # type: ignore[method-assign]
     [told] = prepared(engine=engine, training=training(steps=1, validation=PUBLIC)).stream()
     assert math.isnan(told.validation_loss or 0.0)
+
+
+async def test_a_cancelled_run_ends_with_the_work_of_a_validation() -> None:
+    engine, begun, ended = LogisticEngine(), threading.Event(), threading.Event()
+
+    def slow(*_: object) -> Any:
+        begun.set()
+        time.sleep(0.2)
+        ended.set()
+        return np.ones(1)
+
+    engine.losses = slow  # type: ignore[method-assign]
+    task = asyncio.create_task(prepared(engine=engine, training=training(validation=PUBLIC)).arun(progress=False))
+    await until(begun.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
 
 
 def test_a_run_shows_nothing_private_and_cannot_be_copied_or_sent() -> None:
