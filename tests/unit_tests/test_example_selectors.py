@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,10 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import ByLength, Similar, StrategyLike, Student
+from langchain_dpicl.pate import example_selector
 from langchain_dpicl.released.labelled_pool import PoolEntry
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer
+from tests.durable import until
 from tests.labelling_doubles import (
     CARD,
     GAUSSIAN,
@@ -232,6 +235,23 @@ def test_the_prompt_that_does_best_on_held_back_labels_is_shown(awaited: bool) -
             assert choice.accuracy == 1.0
             found.append(needed)
     assert found
+
+
+async def test_a_cancelled_search_ends_with_the_work_of_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        begun.set()
+        time.sleep(0.2)
+        ended.set()
+
+    monkeypatch.setattr(example_selector, "_scorer_of", slow)
+    task = asyncio.create_task(released().achoose_student(LEARNS))
+    await until(begun.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
 
 
 def test_the_same_seed_chooses_the_same_prompt_and_moves_no_noise() -> None:
