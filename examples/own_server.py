@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")
-    print(f"   epsilon {prompt.epsilon:.3f} at delta {DELTA:g}, add_remove; budget left {budget.remaining_epsilon:.3f}")
+    print(f"   epsilon {prompt.epsilon} at delta {DELTA:g}, add_remove; budget left {budget.remaining_epsilon}")
 
 
 if __name__ == "__main__":

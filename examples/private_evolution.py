@@ -59,7 +59,7 @@ def evolve() -> PrivateEvolution:
 def main() -> None:
     evolution = evolve()
     plan, embedded = evolution.plan, evolution.plan.embedded
-    print(f"planned   {plan.rounds} rounds, noise {plan.noise_multiplier:.1f} votes, epsilon {plan.epsilon:.3f}")
+    print(f"planned   {plan.rounds} rounds, noise {plan.noise_multiplier:.1f} votes, epsilon {plan.epsilon}")
     print(f"          the model is asked {plan.cost().public_calls} public prompts, and sees no record")
     print(f"          the embeddings see {embedded['private']:,} private texts, each once, here")
     prompt = DPFewShotPromptTemplate.from_run(

@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{question}\n   pages:  {', '.join(shown) or 'none'}\n   answer: {state['answer']}")
     plan = voter.plan.to_dict()
     print(f"\n{voter}: about {NUM_SLOTS} votes a question, noise of about {plan['noise_scale']:.1f} on each page")
-    print(f"all {plan['max_queries']} questions together: epsilon {plan['epsilon']:.3g} at delta {plan['delta']:g}")
+    print(f"all {plan['max_queries']} questions together: epsilon {plan['epsilon']} at delta {plan['delta']:g}")
 
 
 if __name__ == "__main__":

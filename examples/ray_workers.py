@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")
     verified = verify_report(prompt.privacy_report)
-    print(f"paid once: epsilon {verified.epsilon:.3g} at delta {verified.delta:.3g}, recomputed: {verified.ok}")
+    print(f"paid once: epsilon {verified.epsilon} at delta {verified.delta}, recomputed: {verified.ok}")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{record['text']}\n   -> {answer.label} (it is {record['label']})")
     right = sum(answer.label == record["label"] for record, answer in zip(asked, told, strict=True))
     asked_again = sum(answer.abstained for answer in told)
-    print(f"\n{right} of {len(told)} right, {asked_again} for a person; epsilon left: {budget.remaining_epsilon:.1f}")
+    print(f"\n{right} of {len(told)} right, {asked_again} for a person; epsilon left: {budget.remaining_epsilon}")
     print(
         "However many questions follow, nothing more is charged: questions leave when they have answered often enough."
     )

@@ -79,7 +79,7 @@ def released(budget: PrivacyBudgetCallbackHandler) -> SyntheticDocuments:
         epsilon=3.0,
     )
     plan = synthesizer.plan  # public: nothing is spent yet
-    print(f"planned: epsilon {plan.epsilon:.3g}; a keyword of {plan.found_from(0.95)} customers is found")
+    print(f"planned: epsilon {plan.epsilon}; a keyword of {plan.found_from(0.95)} customers is found")
     return synthesizer.run(progress=False)
 
 
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         state = chain.invoke({"input": question})
         print(f"{question}\n   nearest: {state['found'][0].page_content}\n   answer:  {state['answer']}")
     verified = verify_report(documents)
-    print(f"paid once: epsilon {verified.epsilon:.3g} at delta {verified.delta:.3g}, recomputed: {verified.ok}")
+    print(f"paid once: epsilon {verified.epsilon} at delta {verified.delta}, recomputed: {verified.ok}")
 
 
 if __name__ == "__main__":

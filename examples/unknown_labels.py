@@ -87,7 +87,7 @@ def main() -> None:
     for question, topic in zip(asked, sorted_by, strict=True):
         print(f"  {question} -> {topic}")
     verified = verify_report(budget.report())
-    print(f"spent: epsilon {verified.epsilon:.3g} at delta {verified.delta:.3g}, recomputed: {verified.ok}")
+    print(f"spent: epsilon {verified.epsilon} at delta {verified.delta}, recomputed: {verified.ok}")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main() -> None:
     stream_words = report.to_dict()["stream"]
     print(f"promise    {stream_words['promise']}")
     for stay in stream_words["longer_stays"]:
-        print(f"           present for {stay['blocks']} days: at most epsilon {stay['epsilon']:.2f}")
+        print(f"           present for {stay['blocks']} days: at most epsilon {stay['epsilon']}")
 
 
 if __name__ == "__main__":

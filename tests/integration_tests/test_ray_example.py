@@ -38,7 +38,7 @@ def test_workers_write_with_one_budget_and_a_second_run_finds_what_stands(tmp_pa
     said = run(tmp_path)
     assert said.count("[card payment]") == said.count("[top up]") == 2
     assert "left in the ledger: epsilon 2\n" in said
-    assert "paid once: epsilon 2 " in said
+    assert "paid once: epsilon 1.99" in said
     assert "recomputed: True" in said
     paid = lines(tmp_path)
     assert paid >= 2 * 8  # reserved and committed, text by text

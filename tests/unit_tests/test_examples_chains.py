@@ -156,7 +156,7 @@ class TestPrivateNotesRag:
         shown = capsys.readouterr().out
         assert shown.count("   pages:") == shown.count("   answer: ") == 2
         assert "queries_left=28 of 30" in shown
-        assert "all 30 questions together: epsilon 2 at delta 5e-06" in shown
+        assert "all 30 questions together: epsilon 1.99" in shown
         assert CANARY not in shown
 
     def test_pages_with_most_noisy_votes_are_retrieved_and_no_others(self) -> None:
