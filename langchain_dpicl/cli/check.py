@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import dataclasses
 import importlib
 import json
 import os
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._templates import is_field_name
 from langchain_dpicl.cli.inputs import (
-    METHODS,
     UNREADABLE,
     Data,
     check_out,
@@ -27,8 +27,8 @@ from langchain_dpicl.cli.inputs import (
     numbered_lines,
     numbered_rows,
     open_records,
+    read_data,
     read_json,
-    read_settings,
     toml_text,
     too_large,
 )
@@ -94,7 +94,7 @@ def run_check(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
         check_out(out, path)
         if out.exists():
             raise fail("--out", "a file that does not exist yet", str(out), "Remove it first, or name another.")
-    data = read_settings(arguments, methods=tuple(METHODS)).data
+    data = read_data(arguments)
     found = _read(path, data.text_key)
     declared = _Declared.of(data, found)
     refused, lines = _refused(declared, found)
@@ -217,12 +217,14 @@ def _places(numbers: Sequence[int]) -> str:
 
 def _file_lines(path: Path, found: _Found) -> Iterable[str]:
     yield f"{path}: {len(found.records):,} records"
+    if not found.records and not found.broken:
+        yield "a run on no record is taken, and spends its budget on noise alone"
     for fault, numbers in found.broken.items():
         yield f"cannot be read: {len(numbers):,}, {fault} ({_places(numbers)})"
 
 
 def _field_lines(data: Data, found: _Found) -> Iterable[str]:
-    for name in found.names() or [data.text_key]:
+    for name in found.names() or ([data.text_key] if found.records else []):
         kinds = Counter("text" if isinstance(value, str) else kind_of(value) for _, value in found.values(name))
         kinds = Counter({kind.removeprefix("a ").removeprefix("an "): count for kind, count in kinds.items()})
         is_read = is_field_name(name) or name not in {data.text_key, data.label_key, *(data.fields or ())}
@@ -243,8 +245,9 @@ def _text_lines(path: Path, data: Data, found: _Found) -> Iterable[str]:
     yield f"{len(texts):,} of {lengths[len(lengths) // 2]:,} characters in the middle, {lengths[-1]:,} at most"
     if empty := [number for number, text in texts if not text.strip()]:
         yield f"empty: {len(empty):,}, taken and of no use ({_places(empty)})"
-    if long := [number for number, text in texts if len(text) > _MAX_CHARS]:
-        yield f"longer than max_chars = {_MAX_CHARS:,}: {len(long):,}, cut there ({_places(long)})"
+    most = data.max_chars or _MAX_CHARS
+    if long := [number for number, text in texts if len(text) > most]:
+        yield f"longer than max_chars = {most:,}: {len(long):,}, cut there ({_places(long)})"
     if repeated := len(texts) - len({text for _, text in texts}):
         yield f"equal to an earlier one: {repeated:,}"
     known = {data.text_key, data.label_key, data.unit_key, *(data.fields or ())}
@@ -261,7 +264,8 @@ def _label_lines(data: Data, found: _Found, declared: _Declared) -> Iterable[str
     counts = Counter(label_text(value) for _, value in found.values(data.label_key) if _is_label(value))
     if not counts:
         names = [name for name in found.names() if name != data.text_key and _may_be_label(found, name)]
-        yield f"none under {data.label_key!r}; fields of few values: {names or 'none'}. Give --label-key."
+        others = f"; fields of few values: {names}. Give --label-key." if names else ""
+        yield f"none under {data.label_key!r}{others}"
     for label, count in counts.most_common(_FEW_VALUES):
         reason = "not declared" if _may_be_declared(label) else "no label: 1 to 200 printable characters are"
         undeclared = "" if label in declared.known else f" ({reason})"
@@ -292,8 +296,9 @@ def _unit_lines(data: Data, found: _Found) -> Iterable[str]:
         yield f"names that differ from another in case or spaces alone: {alike:,}; two names are two units"
     if data.label_key is not None:
         labels: dict[str, set[Any]] = defaultdict(set)
-        for (_, name), (_, label) in zip(found.values(data.unit_key), found.values(data.label_key), strict=True):
-            labels[unit_name(name) or ""].add(label_text(label) if _is_label(label) else None)
+        for (_, value), (_, label) in zip(found.values(data.unit_key), found.values(data.label_key), strict=True):
+            if (name := unit_name(value)) is not None:
+                labels[name].add(label_text(label) if _is_label(label) else None)
         if mixed := sum(len(each) > 1 for each in labels.values()):
             yield f"with several labels: {mixed:,}, each keeps the records of its most frequent one"
 
@@ -302,13 +307,13 @@ def _refused(declared: _Declared, found: _Found) -> tuple[bool, list[str]]:
     """Returns whether a record would be refused, and what is said about it."""
     faults: dict[str, list[int]] = defaultdict(list)
     known = {label: label for label in declared.declaration.labels}
+    # Where no record has a label, the declaration names no field of labels, and the reason is in each record.
+    declaration = dataclasses.replace(declared.declaration, label_key=declared.data.label_key)
     for place, (number, record) in enumerate(found.records):
-        fault = read_record(record, declared.declaration, place, known, labels_as_text=declared.labels_as_text)[2]
+        fault = read_record(record, declaration, place, known, labels_as_text=declared.labels_as_text)[2]
         if fault:
             faults[fault.removeprefix("records: ")].append(number)
     lines = [f"{len(numbers):,}: {fault} ({_places(numbers)})" for fault, numbers in faults.items()]
-    if found.records and declared.data.label_key is not None and declared.declaration.label_key is None:
-        lines.append(f"the whole file: no record has a label under {declared.data.label_key!r}")
     if found.broken:
         lines.append("the whole file, for its lines that cannot be read")
     return bool(lines), lines or ["nothing, with the declaration below"]
@@ -342,7 +347,7 @@ class _Declared:
             labels=labels,
             unit_key=data.unit_key,
             fields=data.fields or (),
-            max_chars=_MAX_CHARS,
+            max_chars=data.max_chars or _MAX_CHARS,
             records_per_unit=data.records_per_unit or 1,
         )
         return cls(data, labels, as_text, size, declaration)
@@ -355,7 +360,10 @@ class _Declared:
     def table(self) -> dict[str, Any]:
         """Returns the table [data], without the file."""
         given = {"text_key": self.data.text_key, "label_key": self.declaration.label_key, "labels": self.labels}
-        more = {name: getattr(self.data, name) for name in ("unit_key", "records_per_unit", "fields", "dataset_id")}
+        more = {
+            name: getattr(self.data, name)
+            for name in ("unit_key", "records_per_unit", "fields", "dataset_id", "max_chars")
+        }
         flag = {"labels_as_text": True} if self.labels_as_text else {}
         table = {**given, **flag, "public_size": self.public_size, **more}
         return {name: value for name, value in table.items() if value is not None}

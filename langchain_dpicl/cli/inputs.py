@@ -477,6 +477,7 @@ class Data(Option):
       records_per_unit: records kept of each unit.
       fields: further fields that prompts show.
       dataset_id: public name of the records.
+      max_chars: characters kept of each text; longer texts are cut.
       labels_as_text: reads integer and boolean labels as text.
       exact_size_is_public: whether the number of units is public; silences the warning about one that is not round.
       allow_large_delta: whether delta may be as large as 1 / public_size, as in the papers.
@@ -491,6 +492,7 @@ class Data(Option):
     records_per_unit: Count | None = None
     fields: Texts | None = None
     dataset_id: str | None = None
+    max_chars: Count | None = None
     labels_as_text: bool = False
     exact_size_is_public: bool = False
     allow_large_delta: bool = False
@@ -868,6 +870,16 @@ def add_flags(command: Any, names: Sequence[str]) -> None:
 
 def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
     """Returns the settings of --config, changed by --set, changed by flags."""
+    return settings_of(_given(arguments), methods=methods)
+
+
+def read_data(arguments: argparse.Namespace) -> Data:
+    """Returns the table [data] of the same settings, whichever command the other keys are of."""
+    return read_table("data", Data, _given(arguments).get("data", {}))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what a command was given, as TOML holds it."""
     given: dict[str, Any] = {} if arguments.config is None else read_toml(arguments.config)
     for item in arguments.set:
         key, sign, text = item.partition("=")
@@ -883,7 +895,7 @@ def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tup
             _put(given, key, sizes_of(value) if name == "public_size" else value)
     if getattr(arguments, "file", None) is not None:
         _put(given, "data.file", str(arguments.file))
-    return settings_of(given, methods=methods)
+    return given
 
 
 _NO_TOML = (ValueError, RecursionError, MemoryError)

@@ -101,7 +101,33 @@ def test_each_format_is_read_with_its_line_numbers(check: Any, tmp_path: Path, n
 def test_a_field_of_labels_that_no_record_has_is_a_fault(check: Any, tmp_path: Path, records: list[Any]) -> None:
     out = check(written(tmp_path / "r.jsonl", records), "--label-key", "label", code=1)
     assert "labels   none under 'label'; fields of few values: ['topic']. Give --label-key." in out
-    assert "refused  the whole file: no record has a label under 'label'" in out
+    assert "refused  4: expected text under 'label'; a record has none." in out
+
+
+def test_numbers_that_are_no_labels_are_named_without_declared_ones_too(check: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "r.jsonl", [{"text": "a", "stars": stars} for stars in (1.0, 4.0)])
+    out = check(path, "--label-key", "stars", code=1)
+    assert "labels   none under 'stars'\n" in out
+    assert "2: expected text under 'stars'; a record has another number. Make it an integer: a column with" in out
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.csv"])
+def test_of_a_file_without_a_record_it_says_what_a_run_would_spend_on(check: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    out = check(tmp_path / name)
+    assert "0 records\n         a run on no record is taken, and spends its budget on noise alone" in out
+    assert "fields" not in out.partition("texts")[0], "it has none"
+
+
+def test_settings_of_every_command_are_read_and_max_chars_with_them(check: Any, tmp_path: Path) -> None:
+    (config := tmp_path / "task.toml").write_text(
+        "max_queries = 4\n[answers]\ncalibrate = false\n[service]\nport = 1\n[data]\ntext_key = 'body'\nmax_chars = 5\n"
+    )
+    path = written(tmp_path / "r.jsonl", [{"body": "a long text"}, {"body": "short"}])
+    out = check(path, "--config", str(config), "--out", str(tmp_path / "read.toml"))
+    assert "longer than max_chars = 5: 1, cut there (line 1)" in out
+    assert private_examples(settings_of(read_toml(tmp_path / "read.toml"))).max_chars == 5
+    assert main(["check", str(path), "--set", "data.labl=a"]) == 2
 
 
 def test_labels_of_declared_sizes_are_the_declared_ones(
@@ -317,5 +343,10 @@ def test_an_empty_cell_names_no_person(check: Any, tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("text,user\na,ann\nb,\nc,ann\n")
     said = check(tmp_path / "r.csv", "--unit-key", "user", code=1)
     assert "1 values of 'user', 1 of them on several records" in said
+    assert "with several labels" not in check(
+        written(tmp_path / "r.jsonl", [{"text": "a", "user": {}, "label": label} for label in "xyxy"]),
+        *("--unit-key", "user", "--label-key", "label"),
+        code=1,
+    )
     assert "1: expected text or an integer under 'user'; a record has none. Leave out records without" in said
     assert "one unit. (line 3)" in said
