@@ -114,7 +114,8 @@ class _NamesChecked(type):
             except TypeError as error:
                 missing = [n for n, default in _defaults(cls).items() if default is dataclasses.MISSING]
                 wanted = f"named options among {list(_defaults(cls))}" + (f", {missing} always" if missing else "")
-                message = f"{cls.__name__}: expected {wanted}; {error}."
+                found = str(error).rpartition("__init__() ")[2]  # without the name that Python alone has for it
+                message = f"{cls.__name__}: expected {wanted}; {found}."
             raise ConfigurationError(message)
 
         @property

@@ -966,7 +966,8 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     refuse_wordings(settings.get("task"))
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     if retrieval is None:
-        raise fail("retrieval.participations", "a number", None, "Give --set retrieval.participations=N.")
+        advice = "Give --set retrieval.participations=N --set retrieval.similarity_threshold=X."
+        raise fail("retrieval.participations", "a number", None, advice)
     labels, readings = _num_labels(settings, source), _readings(settings, source)
 
     def facts(calibrated: bool) -> RowFacts:

@@ -86,3 +86,14 @@ def test_few_answers_of_each_document_are_advised_where_noise_takes_much(capsys:
 def test_what_such_a_plan_cannot_have_is_refused(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, *(part for item in more for part in ("--set", item))]) == 2
     assert capsys.readouterr().err.startswith("dpicl: ")
+
+
+def test_the_advice_without_a_table_of_retrieval_leads_to_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    place = ASKED.index("retrieval.similarity_threshold=0.5")
+    asked = [*ASKED[: place - 1], *ASKED[place + 1 :]]
+    assert main(asked) == 2
+    advised = re.findall(r"--set retrieval\.\w+=(?=\w)", capsys.readouterr().err)
+    half = [option.removeprefix("--set ") + "1" for option in advised]
+    assert main([*asked, "--set", half[0]]) == 2
+    assert capsys.readouterr().err.endswith("always; missing 1 required keyword-only argument: 'similarity_threshold'.\n")
+    assert main([*asked, *(part for one in half for part in ("--set", one))]) == 0
