@@ -317,29 +317,40 @@ def _toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
 
 
+_MODELS = "'embedded', a folder that holds a model, provider:model or module:attribute"
+
+
+def check_model(model: Model) -> dict[str, Any]:
+    """Refuses a name that no model can have; makes none. Returns the options of a folder, which no other has."""
+    options = {name: value for name, value in vars_of(model).items() if name in _FOLDER_OPTIONS and value is not None}
+    if model.name == "embedded" or not Path(model.name).is_dir():
+        if options:
+            keys = ", ".join(f"model.{name}" for name in options)
+            raise ConfigurationError(
+                f"{keys}: expected none unless --model is the folder of a model, found {model.name!r}."
+            )
+        if model.name != "embedded":
+            _check_parts("--model", model.name, _MODELS)
+    return options
+
+
 def load_model(model: Model) -> Any:
     """Returns the embedded model, an engine on a model's folder, or the model that a name stands for."""
-    options = {name: value for name, value in vars_of(model).items() if name in _FOLDER_OPTIONS and value is not None}
-    if model.name != "embedded" and Path(model.name).is_dir():
-        from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
-
-        return _made(model, HuggingFaceBackend, model=model.name, **options)
-    if options:
-        keys = ", ".join(f"model.{name}" for name in options)
-        raise ConfigurationError(
-            f"{keys}: expected none unless --model is the folder of a model, found {model.name!r}."
-        )
+    options = check_model(model)
     if model.name == "embedded":
         from langchain_dpicl.backends.embedded import EmbeddedModel
 
         return _made(model, EmbeddedModel)
+    if Path(model.name).is_dir():
+        from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+
+        return _made(model, HuggingFaceBackend, model=model.name, **options)
     if model.private_process:
         _find_modules_here()
         return _made(model, model.name)
     from langchain_dpicl.backends.resolve import as_model
 
-    expected = "'embedded', a folder that holds a model, provider:model or module:attribute"
-    return _resolved("--model", model.name, as_model, expected=expected)
+    return _resolved("--model", model.name, as_model, expected=_MODELS)
 
 
 def load_embeddings(name: str) -> Any:
@@ -400,11 +411,17 @@ def _made(model: Model, maker: Any, /, **arguments: Any) -> Any:
     return PrivateProcess(maker, **arguments)
 
 
+def _check_parts(option: str, name: str, expected: str) -> tuple[str, str]:
+    """Returns the two parts of "module:attribute", which those of "provider:model" are too."""
+    first, _, second = name.partition(":")
+    if not first or not second:
+        raise ConfigurationError(f"{option}: expected {expected}, found {name!r}.")
+    return first, second
+
+
 def load_named(option: str, name: str, *, expected: str = "module:attribute") -> Any:
     """Returns the object that `module:attribute` names, for the option that named it."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ConfigurationError(f"{option}: expected {expected}, found {name!r}.")
+    module, attribute = _check_parts(option, name, expected)
     target: Any = _import(module, option)
     for part in attribute.split("."):
         if not hasattr(target, part):
@@ -567,8 +584,7 @@ class Model(Option):
 
     def _check_together(self) -> None:
         if not self.name:
-            expected = "'embedded', a folder that holds a model, provider:model or module:attribute"
-            raise fail("--model", expected, self.name)
+            raise fail("--model", _MODELS, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1032,7 +1032,7 @@ _DRAWN = {
 
 
 def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.pate.plan import default_design, plan_labelling
+    from langchain_dpicl.pate.plan import default_design, kind_of_teachers, plan_labelling
     from langchain_dpicl.rehearsal.choice import ChosenRows
     from langchain_dpicl.runs.query_plan import mechanism_for, rejection
 
@@ -1041,8 +1041,9 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     if guess.public_inputs is None:
         raise fail("guess.public_inputs", "the number of public inputs", None, "Give --public-inputs N.")
     rows, shared = settings.get("rows"), {**_terms(settings), "max_queries": _num_inputs(settings, guess.public_inputs)}
-    teachers = _teachers(rows)
-    if teachers == "fixed" and rows.slots is None and rows.shots == 1:
+    asked = rows or Rows()
+    teachers = kind_of_teachers(asked)
+    if teachers == "fixed" and asked.slots is None and asked.shots == 1:
         # The usual partition of fixed teachers has more rows than other shapes.
         usual = default_design(teachers, size)
         noise = _vote_mechanism(settings) or mechanism_for(usual)
@@ -1111,12 +1112,12 @@ def _pate_options(
     settings: Settings, source: RowSource, readings: Mapping[bool, int], mechanism: str, *, size: int, labels: int
 ) -> list[LabellingOption]:
     """Returns what is compared, best first."""
-    from langchain_dpicl.pate.plan import propose_labelling
+    from langchain_dpicl.pate.plan import kind_of_teachers, propose_labelling
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.privacy.extensions.registry import TEACHERS
 
     rows, guess = settings.get("rows"), settings.guess
-    teachers = _teachers(rows)
+    teachers = kind_of_teachers(rows or Rows())
     asks_teachers = rows is not None and teachers != "fresh"
     # Which teachers there are is compared beside their shape: a design says the shape alone.
     shape = None if rows is None else rows.replace(sampling="poisson" if teachers == "fixed" else rows.sampling)
@@ -1148,12 +1149,6 @@ def _can_reach(source: RowSource, readings: Iterable[bool], labels: int, chance:
     """Whether any number of rows without noise is right with the wanted chance."""
     shapes = itertools.product((1.0, 4.0, 8.0), readings)
     return any(source.facts(labels=labels, shots=shots, calibrated=read).ceiling() >= chance for shots, read in shapes)
-
-
-def _teachers(rows: Rows | None) -> Any:
-    if rows is not None and rows.sampling == "partition":
-        return "fixed"
-    return "one_sample" if rows is not None and rows.redraw_every == "run" else "fresh"
 
 
 def _pate_settings(settings: Settings, option: LabellingOption, calibrated: bool | None) -> Output:

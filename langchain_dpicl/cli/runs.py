@@ -13,6 +13,7 @@ from langchain_dpicl.cli.inputs import (
     Model,
     Settings,
     check_apart,
+    check_model,
     check_writable,
     load_embeddings,
     load_model,
@@ -448,6 +449,8 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
     call = Call(arguments, read_settings(arguments, methods=("documents",)), say, complain)
     settings = call.settings
     if arguments.dry_run or arguments.out is None:
+        if settings.get("documents_per_topic"):
+            check_model(settings.model)
         own = on_ledger(settings)
         plan = documents_plan(own, topics=_topics(arguments, own), deny=_denied(arguments, own))
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _text_of(plan, own))

@@ -19,6 +19,7 @@ from langchain_dpicl.cli.inputs import (
     Settings,
     add_flags,
     add_settings,
+    check_model,
     check_out,
     holds_something,
     private_examples,
@@ -301,6 +302,7 @@ def on_ledger(settings: Settings) -> Settings:
 
 def dry_run(call: Call) -> int:
     """Prints the plan of a run; reads no record, asks no model and spends nothing."""
+    check_model(call.settings.model)
     call.say(planned(on_ledger(call.settings), compares=False, as_json=call.arguments.json))
     return DONE
 

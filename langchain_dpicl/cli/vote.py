@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, get_args
 from langchain_dpicl._plain_files import MAX_TEXT
 from langchain_dpicl.cli.inputs import (
     Settings,
+    check_model,
     holds_something,
     load_model,
     load_named,
@@ -371,14 +372,20 @@ def _template(path: Path) -> Any:
 
 def _model(settings: Settings) -> Any:
     """Returns the model of a chain, which LangChain calls."""
+    _check_chain_model(settings)
     if settings.model.name == "embedded":
         from langchain_dpicl.serving import EmbeddedLLM
 
         return EmbeddedLLM(max_tokens=8)
-    if Path(settings.model.name).is_dir():
-        advice = "Wrap the folder: my_models.py with llm = LocalLLM(...), and --model my_models:llm."
-        raise fail("--model", "embedded, provider:model or module:name", settings.model.name, advice)
     return load_model(settings.model)
+
+
+def _check_chain_model(settings: Settings) -> None:
+    name = settings.model.name
+    if name != "embedded" and Path(name).is_dir():
+        advice = "Wrap the folder: my_models.py with llm = LocalLLM(...), and --model my_models:llm."
+        raise fail("--model", "embedded, provider:model or module:name", name, advice)
+    check_model(settings.model)
 
 
 def _released(call: Call, release: Any, *chains: Any, **asked: Any) -> int:
@@ -476,6 +483,7 @@ def _terms(call: Call) -> dict[str, Any]:
 
 def _dry_run(call: Call, plan: EvaluationPlan | ChoicePlan) -> int:
     """Prints the plan; reads no record, asks no model and spends nothing."""
+    _check_chain_model(call.settings)
     calls, expected = plan.cost().private_calls, plan.expected()
     if call.arguments.json:
         call.say(json.dumps({"plan": plan.to_dict(), "expected": expected, "calls": calls}, indent=2))

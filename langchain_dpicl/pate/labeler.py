@@ -52,7 +52,7 @@ from langchain_dpicl.options import (
     option_of,
     refuse_unused,
 )
-from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling
+from langchain_dpicl.pate.plan import LabellingPlan, default_design, kind_of_teachers, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess, RowSource
 from langchain_dpicl.planning.share_plan import Cost
@@ -854,18 +854,11 @@ def _teachers(
         raise fail("rows", "Rows(...) with ConfidentGNMax", Rehearsal, advice)
     if isinstance(rows, Rehearsal):
         return "fresh", chosen_rows(rows, public_size, engine=engine, mechanism=mechanism, **terms)
-    if rows.redraw_every not in {None, 1, "run"}:
-        advice = "Each input gets its own sample, or all inputs one."
-        raise fail("Rows.redraw_every", "None or 'run' for labels", rows.redraw_every, advice)
-    kind: TeacherKind = "one_sample" if rows.redraw_every == "run" else "fresh"
-    if rows.sampling == "partition":
-        if rows.redraw_every is not None:
-            raise fail("Rows(sampling='partition')", "no redraw_every: a partition is drawn once", rows)
-        kind = "fixed"
-        if rows.slots is None and rows.shots == 1:
-            usual = default_design(kind, public_size)
-            noise = mechanism or mechanism_for(usual)
-            return kind, ChosenRows(usual, noise, terms["calibrate"], RowGuess())
+    kind = kind_of_teachers(rows)
+    if kind == "fixed" and rows.slots is None and rows.shots == 1:
+        usual = default_design(kind, public_size)
+        noise = mechanism or mechanism_for(usual)
+        return kind, ChosenRows(usual, noise, terms["calibrate"], RowGuess())
     shape = rows.replace(redraw_every=None)
     # Its threshold is a number of votes, whatever an engine declares.
     if is_confident and shape == Rows():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from langchain_dpicl.backends.base import RowHint
+from langchain_dpicl.options import Rows
 from langchain_dpicl.planning.expected_utility import (
     ROUGH_DRAWS,
     RowDesign,
@@ -273,6 +274,18 @@ def plan_labelling(
             raise fail("noise_multiplier", "None: confident_gnmax has its own noise", noise_multiplier)
         return with_price(draft)
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
+
+
+def kind_of_teachers(rows: Rows) -> Teachers:
+    """Returns how the teachers of such rows are drawn."""
+    if rows.redraw_every not in {None, 1, "run"}:
+        advice = "Each input gets its own sample, or all inputs one."
+        raise fail("Rows.redraw_every", "None or 'run' for labels", rows.redraw_every, advice)
+    if rows.sampling != "partition":
+        return "one_sample" if rows.redraw_every == "run" else "fresh"
+    if rows.redraw_every is not None:
+        raise fail("Rows(sampling='partition')", "no redraw_every: a partition is drawn once", rows)
+    return "fixed"
 
 
 def default_design(teachers: Teachers, public_size: int) -> RowDesign:

@@ -124,6 +124,8 @@ def test_public_faults_are_refused(
         assert documents(notes, "--vocabulary", str(words), "--vocabulary-size", "1", *more) == 2
         said = "--vocabulary-size: expected none beside --vocabulary, all of whose lines are taken, found 1."
         assert said in capsys.readouterr().err
+        assert documents(notes, "--documents-per-topic", "1", "--model", "nowhere", *more) == 2
+        assert "--model: expected 'embedded', a folder" in capsys.readouterr().err
     words.write_bytes(b"\xff\xfe\x00card")
     assert documents(notes, "--public-texts", str(words), "--out", str(tmp_path / "out.json")) == 2
     assert documents(notes, "--set", "topics.num_topics=0", "--dry-run") == 2

@@ -277,3 +277,16 @@ def test_a_dry_run_refuses_a_prompt_that_the_run_refuses(
     for more in (("--out", "out.json"), ("--dry-run",)):
         assert dpicl(command, *prompts, *more) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("nowhere", "--model: expected 'embedded', a folder"), (".", "--model: expected embedded, provider:model or mod")],
+)
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_refuses_a_model_that_the_run_refuses(
+    model: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (("--out", "out.json"), ("--dry-run",)):
+        assert dpicl("evaluate", "--prompt", "good.txt", *more, model=model) == 2
+        assert said in capsys.readouterr().err

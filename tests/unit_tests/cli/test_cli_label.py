@@ -230,6 +230,24 @@ def test_the_model_of_a_folder_is_trained_for_the_task_of_the_settings(capsys: p
             "--inputs: expected a PUBLIC file, found the recor",
         ),
         ("label", ("--inputs", "inputs.txt"), "--out: expected the file for what is released, found none"),
+        (
+            "label",
+            ("--inputs", "inputs.txt", "--dry-run", "--set", "rows.redraw_every=3"),
+            "Rows.redraw_every: expected None or 'run' for labels, found 3.",
+        ),
+        (
+            "label",
+            (
+                "--inputs",
+                "inputs.txt",
+                "--dry-run",
+                "--set",
+                "rows.sampling=partition",
+                "--set",
+                "rows.redraw_every=run",
+            ),
+            "Rows(sampling='partition'): expected no redraw_every",
+        ),
         ("evolve", (), "--out: expected the file for what is released, found none"),
         (
             "evolve",
@@ -254,6 +272,12 @@ def test_the_model_of_a_folder_is_trained_for_the_task_of_the_settings(capsys: p
         ("evolve", ("--set", "method=generation"), "method: expected one of ['evolution']"),
         ("evolve", ("--out", "o.json", "--embeddings", "nowhere:x"), "model.embeddings: no module named 'nowhere'"),
         ("evolve", ("--out", "o.json", "--embeddings", "x"), "expected provider:model or module:attribute, found 'x'"),
+        (
+            "generate",
+            ("--dry-run", "--model", "nowhere"),
+            "--model: expected 'embedded', a folder that holds a model, ",
+        ),
+        ("train", ("FEW", "--dry-run", "--set", "model.device=cpu"), "model.device: expected none unless --model is"),
         ("train", (), "training: expected a table with expected_batch_size, and epochs or steps, found None"),
         ("train", ("FEW", "--out", "inputs.txt"), "--out: expected a folder, new or of an earlier run"),
         ("train", ("FEW", "--out", "."), "--out: expected a folder, new or of an earlier run"),

@@ -95,5 +95,7 @@ def test_the_advice_without_a_table_of_retrieval_leads_to_a_plan(capsys: pytest.
     advised = re.findall(r"--set retrieval\.\w+=(?=\w)", capsys.readouterr().err)
     half = [option.removeprefix("--set ") + "1" for option in advised]
     assert main([*asked, "--set", half[0]]) == 2
-    assert capsys.readouterr().err.endswith("always; missing 1 required keyword-only argument: 'similarity_threshold'.\n")
+    assert capsys.readouterr().err.endswith(
+        "always; missing 1 required keyword-only argument: 'similarity_threshold'.\n"
+    )
     assert main([*asked, *(part for one in half for part in ("--set", one))]) == 0

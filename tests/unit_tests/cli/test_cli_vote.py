@@ -322,6 +322,7 @@ def test_a_dry_run_refuses_questions_that_the_run_refuses(
         (("--label", "card "), "labels: expected labels that differ in more than spaces around them, found"),
         (("--label-key", "topic "), "label_key: expected a name with a letter first, no space last"),
         (("--text-key", "1"), "text_key: expected a name with a letter first"),
+        (("--model", "nowhere"), "--model: expected 'embedded', a folder that holds a model, provider:model or"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses_with_and_without_a_question(
