@@ -14,7 +14,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import LabelAnswers, Rows
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.rehearsal import FreeRival, Rehearsal, RehearsedShape, Trial, propose_rows, try_components
-from langchain_dpicl.rehearsal.choice import against_free, best_free, best_votes, free_rivals, rights_of, verdict_of
+from langchain_dpicl.rehearsal.choice import against_free, best_free, free_rivals, rights_of, verdict_of
 
 QUESTIONS, LABELS = 96, 4
 TERMS: dict[str, Any] = {"delta": 1e-6, "epsilons": (1.0, 4.0)}
@@ -204,13 +204,16 @@ class TestWhatIsFree:
         halved[np.array(found.gold) == shares.index(max(shares))] = 1.0
         assert rights_of(found, rival, [halved, 1.0 - halved]).tolist() == [1.0, 0.0]
 
-    def test_the_best_votes_are_not_said_too_good_by_the_choice_among_them(self) -> None:
-        """Sixteen shapes of rows that guess: the best of them looks better than it is."""
+    def test_it_is_one_answer_with_one_chance_for_every_verdict(self) -> None:
+        """Sixteen shapes of rows that guess: the best of them looks better than one whose choice is left out."""
         guessing = rehearsed(zero_shot=0.2, rows=dict.fromkeys(range(1, 17), 0.25), same=0.9, seed=11)
-        chosen = max(one.right for one in free_rivals(guessing) if one.shots)
-        assert chosen > 0.29
-        assert best_votes(guessing).right < chosen - 0.02
-        assert abs(best_votes(guessing).right - 0.25) < 0.05
+        best = max((one for one in free_rivals(guessing) if one.shots), key=lambda one: one.right)
+        assert best.right > 0.29
+        trial = try_components(guessing, 3000, delta=1e-6, epsilons=(4.0,))
+        found = propose_rows(guessing, 3000, epsilon=4.0, delta=1e-6, max_queries=100)
+        assert trial.best_free == best_free(guessing) == best
+        assert (found.free.name, found.free.right) == (best.name, pytest.approx(best.right, abs=1e-4))
+        assert against_free(guessing, 0.5, np.full(24, 0.5))[0] == 0.5 - best.right
 
     def test_the_model_without_examples_may_be_the_best(self) -> None:
         found = best_free(rehearsed(zero_shot=0.95, rows={1: 0.4, 4: 0.4}, same=0.9))
