@@ -716,7 +716,8 @@ def _measured_lines(out: Output) -> list[str]:
         return []
     return [
         "  as measured: the best of several looks better than it is. Signal and verdict are lowered by that for rows",
-        "  that the rehearsal chose, with the usual noise of their shape; for rows that were given they are not",
+        "  that the rehearsal chose, not for given ones. It chose them for the usual noise of their shape: where another",
+        "  noise comes first here, --set noise=NAME chooses rows for that one",
     ]
 
 
