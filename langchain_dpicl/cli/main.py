@@ -61,7 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     is_closed = sys.stdout is None
     _open_missing_streams()
-    typed = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(sys.argv[1:] if argv is None else argv, is_closed=is_closed)
+    finally:
+        _flush()
+
+
+def _run(typed: Sequence[str], *, is_closed: bool) -> int:
     parser = _parser(typed)
     arguments = parser.parse_args(typed)
     if is_closed and _only_prints(arguments):
@@ -73,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return BAD_INPUT
-    code = explain(lambda: arguments.run(arguments), typed, quiet=getattr(arguments, "quiet", False))
-    _tell("")  # what a bar could not write, Python would write again at its end
-    return code
+    return explain(lambda: arguments.run(arguments), typed, quiet=getattr(arguments, "quiet", False))
 
 
 def _open_missing_streams() -> None:
@@ -176,13 +180,23 @@ def _note(message: Warning | str, *_: object, **__: object) -> None:
 
 def _tell(text: str) -> None:
     """Prints on stderr; a closed one stops no run and changes no exit code."""
+    _write(text, sys.stderr)
+
+
+def _flush() -> None:
+    """Writes what argparse or a bar left: where that fails, Python would fail once more, with an exit code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        _write("", stream)
+
+
+def _write(text: str, stream: TextIO) -> None:
     try:
-        print(text, end="", file=sys.stderr, flush=True)
+        print(text, end="", file=stream, flush=True)
     except ValueError:  # closed in this process
         return
     except OSError as error:
         if error.errno in {errno.EPIPE, errno.EIO}:  # a full disk or pipe may have room for the next words
-            _drop(sys.stderr)
+            _drop(stream)
 
 
 def _drop(stream: TextIO) -> None:

@@ -66,7 +66,8 @@ class _ShowAll(argparse.Action):
     """`--help-all`: prints the long help and stops."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        sys.stdout.write(parser.long_help() if isinstance(parser, Parser) else parser.format_help())
+        text = parser.long_help() if isinstance(parser, Parser) else parser.format_help()
+        parser._print_message(text, sys.stdout)  # noqa: SLF001  as argparse's own --help
         parser.exit()
 
 

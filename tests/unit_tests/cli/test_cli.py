@@ -1206,13 +1206,30 @@ class TestAnInterruptedRun:
         assert "Broken pipe" not in done.stderr
         assert len(ReleasedDemonstrations.load(out).examples) == 2
 
-    def test_a_reader_of_stderr_that_leaves_changes_no_exit_code(self) -> None:
+    @pytest.mark.parametrize(
+        ("typed", "code"),
+        [
+            (["check", "nowhere.jsonl"], 2),
+            (["--nonsense"], 2),
+            ([], 2),
+            (["check", "--nope"], 2),
+            (["--help"], 0),
+            (["vote", "--help-all"], 0),
+        ],
+    )
+    def test_readers_that_leave_change_no_exit_code(
+        self, typed: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
         reader, writer = os.pipe()
         os.close(reader)
-        typed = [sys.executable, "-m", "langchain_dpicl.cli.main", "check", "nowhere.jsonl"]
-        done = subprocess.run(typed, stderr=writer, cwd=Path(__file__).resolve().parents[3], check=False)
+        asked = [sys.executable, "-m", "langchain_dpicl.cli.main", *typed]
+        root = Path(__file__).resolve().parents[3]
+        for streams in ({"stderr": writer, "stdout": subprocess.DEVNULL}, {"stdout": writer, "stderr": subprocess.PIPE}):
+            done = subprocess.run(asked, **streams, cwd=root, check=False)
+            assert done.returncode == code
+            assert b"BrokenPipe" not in (done.stderr or b"")
         os.close(writer)
-        assert done.returncode == 2
 
     def test_a_stderr_that_is_closed_or_full_for_a_moment_is_told_the_next_words(
         self, monkeypatch: pytest.MonkeyPatch
