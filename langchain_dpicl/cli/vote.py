@@ -550,13 +550,14 @@ def run_discover(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
     what = _what_is_found(arguments, settings)
     noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:
-        terms = on_ledger(settings)
+        terms = on_ledger(_sized(settings))
         alone = terms.budget.replace(ledger=None, anchor=None)  # a budget in memory, of the share's size
         plan = _run(arguments, dataclasses.replace(terms, budget=alone), what, noise, are_read=False)[0].plan
         planned = f"{_discovery_text(plan)}\nspent    nothing: this is a plan; --out FILE without --dry-run releases"
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else planned)
         return DONE
     check_target(arguments, settings)
+    settings = _sized(settings)
     run, budget = _run(arguments, settings, what, noise)
     call = Call(arguments, settings, say, complain)
     if not call.is_quiet:
@@ -586,13 +587,11 @@ def _run(
 ) -> tuple[UnitCounter | ValueDiscovery | WordDiscovery, PrivacyBudgetCallbackHandler]:
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery, WordDiscovery
 
-    budget, data = budget_of(settings), settings.data
-    if data.public_size is None:
-        data = data.replace(public_size=_most_units(budget.delta))
+    budget = budget_of(settings)
     try:
-        private = private_examples(dataclasses.replace(settings, data=data), are_read=are_read)
+        private = private_examples(settings, are_read=are_read)
     except RecordError as error:
-        if data.text_key != arguments.by:
+        if settings.data.text_key != arguments.by:
             raise
         # The field of --by is read as the text; the message quotes no record.
         said = str(error).replace("give text_key=", "give --by")
@@ -605,6 +604,16 @@ def _run(
         del what["values"]
         return ValueDiscovery.from_private_examples(private, field=arguments.by, **what, **paid), budget
     return UnitCounter.from_private_examples(private, field=arguments.by, **what, **paid), budget
+
+
+def _sized(settings: Settings) -> Settings:
+    """Returns the settings with a declared size: where none is given, the largest that the budget's delta allows."""
+    if settings.data.public_size is not None:
+        return settings
+    budget = budget_of(settings)
+    delta = budget.delta
+    budget.budget.close()
+    return dataclasses.replace(settings, data=settings.data.replace(public_size=_most_units(delta)))
 
 
 def _most_units(delta: float) -> int:

@@ -225,6 +225,19 @@ def test_a_dry_run_knows_the_field_of_by_as_the_declaration_of_the_ledger_does(f
     assert main([*user, "--dry-run"]) == main([*user, "--out", str(tmp_path / "other.json")]) == 3
 
 
+def test_a_dry_run_without_a_size_compares_the_one_of_the_run_with_the_ledger(films: Path, tmp_path: Path) -> None:
+    ledger, out = str(tmp_path / "ledger.db"), ("--out", str(tmp_path / "out.json"))
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    paid = ["discover", str(films), "--text-key", "director", "--ledger", ledger, "--epsilon", "1"]
+    first = [*paid, "--dataset-id", "films"]
+    assert main([*first, "--component", "one", *out]) == 0
+    assert main([*first, "--component", "two", "--dry-run"]) == 0
+    sized = [*paid, "--dataset-id", "sized", "--component", "three"]
+    assert main([*sized, "--public-size", "300", "--out", str(tmp_path / "sized.json")]) == 0
+    other = [*sized[:-1], "four"]
+    assert main([*other, "--dry-run"]) == main([*other, "--out", str(tmp_path / "other.json")]) == 3
+
+
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
     path = tmp_path / "notes.jsonl"
