@@ -1225,7 +1225,10 @@ class TestAnInterruptedRun:
         os.close(reader)
         asked = [sys.executable, "-m", "langchain_dpicl.cli.main", *typed]
         root = Path(__file__).resolve().parents[3]
-        for streams in ({"stderr": writer, "stdout": subprocess.DEVNULL}, {"stdout": writer, "stderr": subprocess.PIPE}):
+        for streams in (
+            {"stderr": writer, "stdout": subprocess.DEVNULL},
+            {"stdout": writer, "stderr": subprocess.PIPE},
+        ):
             done = subprocess.run(asked, **streams, cwd=root, check=False)
             assert done.returncode == code
             assert b"BrokenPipe" not in (done.stderr or b"")

@@ -53,6 +53,21 @@ def test_the_promise_is_said_in_every_form_of_the_report(adjacency: Any, words: 
     assert "in a row" not in life.to_text() + life.to_markdown() + life.to_html()
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"),
+    [
+        (2.0, 1e-6, "(4, 8.39e-06)-DP as to the records of that time of a person who has others."),
+        (40.0, 1e-6, "nothing is promised as to the records of that time of a person who has others, for whom delta"),
+        (1000.0, 1e-6, "nothing is promised as to the records of that time of a person who has others, for whom delta"),
+        (1000.0, 0.0, "(2000, 0)-DP as to the records of that time of a person who has others."),
+    ],
+)
+def test_a_delta_of_1_or_more_is_no_promise(epsilon: float, delta: float, words: str) -> None:
+    report = Budget(epsilon=epsilon, delta=delta, per="30 days").report()
+    assert words in report.to_text()
+    assert verify_report(report).ok
+
+
 def test_a_longer_stay_costs_what_the_tickets_of_its_windows_compose_to() -> None:
     rows = ledger().report().to_dict()["stream"]["longer_stays"]
     assert [(row["windows"], row["blocks"]) for row in rows] == [(2, 60), (3, 90), (6, 180), (12, 360)]
