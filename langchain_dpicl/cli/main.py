@@ -184,7 +184,7 @@ def _tell(text: str) -> None:
 
 
 def _flush() -> None:
-    """Writes what argparse or a bar left: where that fails, Python would fail once more, with an exit code of its own."""
+    """Writes what argparse or a bar left: where that fails, Python would fail again, with an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
         _write("", stream)
 

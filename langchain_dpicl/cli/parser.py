@@ -84,13 +84,15 @@ class Parser(argparse.ArgumentParser):
         self._typed = typed
         self._notes = notes
         self._rare: Any = None
+        # Where no option is rare, --help shows all there is.
+        self._help_all = self.add_argument("--help-all", action=_ShowAll, nargs=0, help=argparse.SUPPRESS)
         self._shows_all = False
 
     @property
     def rare(self) -> Any:
         """The group of options that only `--help-all` shows."""
         if self._rare is None:
-            self.add_argument("--help-all", action=_ShowAll, nargs=0, help="show every option and the notes, and stop")
+            self._help_all.help = "show every option and the notes, and stop"
             self._rare = self.add_argument_group("more options")
         return self._rare
 

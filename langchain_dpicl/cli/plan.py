@@ -716,8 +716,8 @@ def _measured_lines(out: Output) -> list[str]:
         return []
     return [
         "  as measured: the best of several looks better than it is. Signal and verdict are lowered by that for rows",
-        "  that the rehearsal chose, not for given ones. It chose them for the usual noise of their shape: where another",
-        "  noise comes first here, --set noise=NAME chooses rows for that one",
+        "  that the rehearsal chose, not for given ones. It chose them for the usual noise of their shape: where",
+        "  another noise comes first here, --set noise=NAME chooses rows for that one",
     ]
 
 

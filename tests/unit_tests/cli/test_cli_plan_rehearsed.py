@@ -183,7 +183,7 @@ def test_where_another_noise_comes_first_the_table_says_how_to_have_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rehearsed(zero_shot=0.3, rows={1: 0.3, 8: 0.7}).save(tmp_path / "r.json")
-    terms = "--public-size 600 --epsilon 1 --delta 1e-6 --max-queries 3 --rehearsal".split()
+    terms = ["--public-size", "600", "--epsilon", "1", "--delta", "1e-6", "--max-queries", "3", "--rehearsal"]
     asked = ["plan", "--method", "voting", *terms, str(tmp_path / "r.json")]
     assert main(asked) == 0
     text = capsys.readouterr().out
@@ -191,6 +191,6 @@ def test_where_another_noise_comes_first_the_table_says_how_to_have_it(
     assert first is not None
     assert first[1] == "permute_and_flip"
     assert 'noise = "gaussian"' in text.partition("best first:")[2]
-    assert "noise comes first here, --set noise=NAME chooses rows for that one" in text
+    assert "another noise comes first here, --set noise=NAME chooses rows for that one" in text
     assert main([*asked, "--set", f"noise={first[1]}"]) == 0
     assert f'noise = "{first[1]}"' in capsys.readouterr().out
