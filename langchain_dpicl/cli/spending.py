@@ -151,6 +151,12 @@ def check_newest(released: Any, out: Path, method: str) -> None:
         raise fail("--checkpoint", f"all that {str(out)!r} holds", "an older copy", advice)
 
 
+def _is_paid(released: Any, method: str) -> bool:
+    """Whether a result holds something that was paid for: a pool whose inputs all wait does not."""
+    names = _GROWS.get(method, ())
+    return not names or bool(_paid_for(json.loads(released.to_json()), names))
+
+
 def _paid_for(state: dict[str, Any], names: Sequence[str]) -> Counter[str]:
     """Counts what was released: two texts may be equal. Inputs that wait, or came with a label, cost nothing."""
     parts = {name: state.get(name, []) for name in names}
@@ -329,7 +335,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
         has_some = has_some or run.is_finished or bool(getattr(run, "topics", ())) or _has_words(run)
-        if has_some or (has_ended and not holds_something(arguments.out)):
+        if has_some or (has_ended and not holds_something(arguments.out) and _is_paid(run.result, call.settings.method)):
             save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)

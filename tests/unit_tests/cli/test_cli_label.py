@@ -66,6 +66,20 @@ def test_inputs_that_find_no_ticket_wait_and_the_exit_code_says_so(
     assert [entry["status"] for entry in json.loads(said.out)["entries"]] == ["labelled", "waiting"]
 
 
+def test_a_share_that_is_spent_leaves_no_file_but_for_labels_of_its_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    spent = ("--ledger", "ledger.db", "--component", "labels", "--max-queries", "1", "--model", f"{HERE}:SURE")
+    kept = (*spent, "--checkpoint", "kept.json")
+    for typed in (kept, (*spent, "--out", "new.json"), (*spent, "--out", "new.json"), (*kept, "--out", "copy.json")):
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
+        assert label(*typed) == 3
+        assert f"{1 + ('new.json' in typed)} of 2 inputs wait: the share of 'labels' is" in capsys.readouterr().err
+    assert not (folder / "new.json").exists()
+    assert (folder / "copy.json").read_text() == (folder / "pool.json").read_text()
+
+
 def test_no_file_that_the_command_reads_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
     kept = (folder / "ledger.db").read_bytes(), (folder / "inputs.txt").read_bytes()
