@@ -275,7 +275,7 @@ def on_ledger(settings: Settings) -> Settings:
     """Returns the settings with the terms that the named ledger gives a share.
 
     Refuses one that does not fit, or that the ledger holds at another epsilon, delta or number of queries, and records
-    that it holds under another declaration.
+    that it holds under another declaration. Warns of what is left of one that it holds.
     """
     from langchain_dpicl.privacy.ledger.writer import check_declared, check_same_terms
 
@@ -300,6 +300,9 @@ def on_ledger(settings: Settings) -> Settings:
                 if each.name == name:  # its other tickets are known to the component alone
                     wanted = {"epsilon": epsilon, "delta": delta, "plan": settings.only("max_queries")}
                     check_same_terms(dataclasses.replace(each, **wanted), each)
+        if (held := budget.budget.use().tickets.get(name)) is not None:
+            words = f"{name!r} is a share of this ledger: {held.left:,} of its tickets are left for the same command"
+            warnings.warn(words, stacklevel=1)
         limits = settings.budget.replace(epsilon=epsilon, delta=delta, adjacency=budget.adjacency)
         return dataclasses.replace(settings, budget=limits)
     finally:

@@ -138,6 +138,8 @@ def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(
     assert "requested 1, remaining 0" in second.stderr
     assert "\n  remaining epsilon 0, delta 0\n    of help: 1 tickets\n" in first.out
     assert CANARY not in first.out + first.err + second.stdout + second.stderr
+    assert main([*asked, "--dry-run"]) == 0
+    assert "dpicl: note: 'help' is a share of this ledger: 0 of its tickets are left" in capsys.readouterr().err
     # Another component finds nothing left, in a dry run too.
     other = [*asked, "--component", "other"]
     assert main([*other, "--dry-run"]) == 3
