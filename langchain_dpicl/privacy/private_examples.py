@@ -725,7 +725,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         units, fault = read_units(source, declared, labels_as_text=labels_as_text)
         del source
         if units is None:
-            raise RecordError(f"{fault} Index and value are hidden; `dpicl check FILE` shows them to the owner.")
+            shown = "`dpicl check FILE` with the same declaration shows them to the owner"
+            raise RecordError(f"{fault} Index and value are hidden; {shown}.")
         label_of = labels_by_unit(units, declared)
         if has_moved(label_of, declared):
             del units, label_of

@@ -55,7 +55,7 @@ def test_a_field_that_no_record_has_is_named_by_its_flag(
     assert discover(films, "--by", "directr", *more, "--out", str(tmp_path / "out.json")) == 2
     said = capsys.readouterr().err
     assert "expected text under 'directr'; a record has none. If it has another name, give --by." in said
-    assert "`dpicl check FILE --text-key directr` shows them to the owner." in said
+    assert "`dpicl check FILE --text-key directr` with the same declaration shows them to the owner." in said
     assert CANARY not in said
 
 
