@@ -1214,7 +1214,7 @@ def _pate_text(out: dict[str, Any]) -> str:
 
 
 def _teachers_text(teachers: dict[str, Any]) -> list[str]:
-    head = "Gaussian noise of {noise:.4g} votes on {num_teachers} one-shot teachers, {max_queries:,} input(s), by teachers:"
+    head = "Gaussian noise of {noise:.4g} votes on {num_teachers} one-shot teachers, {max_queries:,} input(s), by kind:"
     line = "  {teachers:<11}epsilon {bound:<9} {adjacency}, sampling rate {sampling_rate:.5f}"
     rows = ({**row, "bound": format_rounded_up(row["epsilon"], 4)} for row in teachers["prices"])
     return [head.format(**teachers), *(line.format(**row) for row in rows)]

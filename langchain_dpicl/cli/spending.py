@@ -338,9 +338,8 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
         has_some = has_some or run.is_finished or bool(getattr(run, "topics", ())) or _has_words(run)
-        if has_some or (
-            has_ended and not holds_something(arguments.out) and _is_paid(run.result, call.settings.method)
-        ):
+        is_new = has_ended and not holds_something(arguments.out)
+        if has_some or (is_new and _is_paid(run.result, call.settings.method)):
             save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
