@@ -474,7 +474,9 @@ class ChosenRows:
         calibrated = bool(self.calibrate) if self.calibrate in readings else readings[0]
         taken = plan.noise_takes(self.source, labels=len(task.labels), calibrated=calibrated)
         if taken > _TOO_MUCH_NOISE:
-            warn_caller(NoisyPlanWarning(TOO_NOISY.format(points=100 * taken, rests=self.source.rests_on)))
+            said = TOO_NOISY.format(points=100 * taken, rests=self.source.rests_on)
+            spends = self.proposal is not None and self.proposal.spends  # a verdict alone says whether to spend
+            warn_caller(NoisyPlanWarning(said if spends else f"Do not spend like this: {said}"))
         elif self.proposal is not None and self.proposal.verdict == "no better than what is free":
             warn_caller(NoisyPlanWarning(AS_GOOD.format(self.proposal)))
 
@@ -486,8 +488,8 @@ GUESSED = (
 _TOO_MUCH_NOISE = 0.07
 """Chance of the right label that noise may take before a component warns; a plan advises against less."""
 TOO_NOISY = (
-    "Do not spend like this: noise takes {points:.0f} points of the chance of a right label, by {rests}. Ask fewer "
-    "questions, use more records, or raise epsilon; `dpicl plan` compares designs."
+    "noise takes {points:.0f} points of the chance of a right label, by {rests}. Ask fewer questions, use more "
+    "records, or raise epsilon; `dpicl plan` compares designs."
 )
 
 

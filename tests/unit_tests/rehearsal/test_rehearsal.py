@@ -392,6 +392,16 @@ class TestComponents:
             warnings.filterwarnings("error", "Do not spend like this: noise")
             component(kind, usual(), epsilon=4.0, answers=LabelAnswers(calibrate=False))
 
+    def test_beside_a_verdict_to_spend_the_warning_of_noise_does_not_say_otherwise(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = {"epsilon": 0.03, "answers": LabelAnswers(calibrate=False)}
+        with pytest.warns(NoisyPlanWarning, match=r"^Do not spend like this: noise takes \d+ points"):
+            component(DPVotingRunnable, usual(), **asked)
+        monkeypatch.setattr(choice.Proposal, "spends", True)
+        with pytest.warns(NoisyPlanWarning, match=r"^noise takes \d+ points"):
+            component(DPVotingRunnable, usual(), **asked)
+
     @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
     def test_they_warn_where_what_is_free_is_as_good(self, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(NoisyPlanWarning, match="no better than what is free") as caught:
