@@ -890,7 +890,9 @@ def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tup
 
 
 def read_data(arguments: argparse.Namespace) -> Data:
-    """Returns the table [data] of the same settings, whichever command the other keys are of."""
+    """Returns the table [data] of the same settings; the other keys of a file may be of any command."""
+    if others := [item for item in arguments.set if not item.startswith("data.")]:
+        raise fail("--set", "keys of [data] alone, such as data.label_key=FIELD", others)
     return read_table("data", Data, _given(arguments).get("data", {}))
 
 

@@ -127,7 +127,8 @@ def test_settings_of_every_command_are_read_and_max_chars_with_them(check: Any, 
     out = check(path, "--config", str(config), "--out", str(tmp_path / "read.toml"))
     assert "longer than max_chars = 5: 1, cut there (line 1)" in out
     assert private_examples(settings_of(read_toml(tmp_path / "read.toml"))).max_chars == 5
-    assert main(["check", str(path), "--set", "data.labl=a"]) == 2
+    for unknown in ("data.labl=a", "label_key=a"):
+        assert main(["check", str(path), "--set", unknown]) == 2
 
 
 def test_labels_of_declared_sizes_are_the_declared_ones(
