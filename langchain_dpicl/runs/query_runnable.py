@@ -174,6 +174,10 @@ class ReraisesOwnErrors:
 class _Binding(ReraisesOwnErrors, RunnableBinding[Any, Any]):  # type: ignore[misc, no-redef]
     """A binding whose retries and fallbacks do not handle this package's errors."""
 
+    def with_receipts(self) -> Runnable[Any, Any]:
+        """As the component's, in the same binding: LangChain's own would be left with the config, and its tenant."""
+        return self.model_copy(update={"bound": self.bound.with_receipts()})  # type: ignore[attr-defined]
+
 
 class _MappedRunnable(ReraisesOwnErrors, RunnableEach[Any, Any]):  # type: ignore[misc]
     """A map whose retries and fallbacks do not handle this package's errors."""
@@ -183,9 +187,18 @@ class _MappedRunnable(ReraisesOwnErrors, RunnableEach[Any, Any]):  # type: ignor
 class _Fields(ReraisesOwnErrors, RunnableConfigurableFields):  # type: ignore[type-arg]
     """Configurable fields whose retries and fallbacks do not handle this package's errors."""
 
+    def with_receipts(self) -> Runnable[Any, Any]:
+        """As the component's, with the same configurable fields."""
+        return self.model_copy(update={"default": self.default.with_receipts()})  # type: ignore[attr-defined]
+
 
 class _Alternatives(ReraisesOwnErrors, RunnableConfigurableAlternatives):  # type: ignore[type-arg]
     """Configurable alternatives whose retries and fallbacks do not handle this package's errors."""
+
+    def with_receipts(self) -> NoReturn:
+        """Raises ConfigurationError: an alternative may be any Runnable, without receipts."""
+        advice = "Call with_receipts() on the component, and configurable_alternatives() on what it returns."
+        raise fail("configurable_alternatives", "receipts before the alternatives", "with_receipts() after them", advice)
 
 
 class _Retry(ReraisesOwnErrors, RunnableRetry[Any, Any]):  # type: ignore[no-redef]

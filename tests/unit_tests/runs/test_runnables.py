@@ -23,6 +23,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     RunInterruptedError,
+    TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs.query_runnable import RELEASE, TicketCharge
@@ -310,6 +311,23 @@ def test_alternatives_keep_our_errors_out_of_fallbacks() -> None:
         chosen.with_fallbacks([plain]).invoke("question")
     assert plain.asked == []
     assert charged(store) == 2
+
+
+def test_receipts_keep_what_is_bound_around_a_component() -> None:
+    component, store = flaky()
+    bound = component.with_config(configurable={"tenant": "acme", "tenant_max_queries": 1})
+    assert bound.with_receipts().invoke("question").receipt.source == "release"  # type: ignore[attr-defined]
+    for again in (bound, bound.with_receipts(), bound.with_config(tags=["a"]).with_receipts()):  # type: ignore[attr-defined]
+        with pytest.raises(TenantCapExceededError):
+            again.invoke("another")
+    assert charged(store) == 1
+    spent = component.configurable_fields(on_exhausted=ConfigurableField(id="spent")).with_receipts()  # type: ignore[attr-defined]
+    component.errors.append(exceeded())
+    assert spent.prepare({"configurable": {"spent": "zero_shot"}})[0].on_exhausted == "zero_shot"
+    assert spent.default.gives_receipts
+    chosen = component.configurable_alternatives(ConfigurableField(id="who"), default_key="votes", plain=Plain())
+    with pytest.raises(ConfigurationError, match="configurable_alternatives: expected receipts before"):
+        chosen.with_receipts()  # type: ignore[attr-defined]
 
 
 def test_a_map_keeps_our_errors_out_of_fallbacks() -> None:
