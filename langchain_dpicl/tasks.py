@@ -165,6 +165,8 @@ def public_text(name: str, value: Any) -> str:
         if isinstance(value, float) and np.isnan(value):  # a table's mark of a text that is missing
             raise fail(name, expected, value, "Leave out what has no text.")
         return str(value)
+    if isinstance(value, Sequence) and len(value) > 1 and all(isinstance(item, BaseMessage) for item in value):
+        value = ChatPromptValue(messages=value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
     if unread := _unread(value):

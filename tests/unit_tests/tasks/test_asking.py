@@ -87,7 +87,14 @@ def test_a_chat_prompt_is_read_as_text() -> None:
     several = ChatPromptValue(messages=[SystemMessage("Be kind."), HumanMessage("my pin")])
     assert wording().query(one) == ("my pin",)
     assert wording().query(several) == ("System: Be kind.\nHuman: my pin",)
-    assert wording().query([HumanMessage("my"), HumanMessage("pin")]) == ("my\n\npin",)
+    asked = [HumanMessage("my card"), AIMessage("which?"), HumanMessage("the blue one")]
+    assert wording().query(asked) == ("Human: my card\nAI: which?\nHuman: the blue one",)
+    assert wording().query(asked) == wording().query(ChatPromptValue(messages=asked))
+    assert wording().query(asked[:1]) == ("my card",)
+    both = wording(suffix="{history}\n\nTicket: {input}\nQueue:").query({"input": "q", "history": asked[:2]})
+    assert both == ("Human: my card\nAI: which?", "q")
+    with pytest.raises(ConfigurationError, match="image"):
+        wording().query([*asked, HumanMessage([{"type": "image", "url": "https://example.org/a.png"}])])
 
 
 def test_retrieved_documents_are_joined() -> None:
