@@ -26,6 +26,7 @@ from langchain_core.utils.formatting import formatter
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import override
 
+from langchain_dpicl._calls import did_you_mean, how_to_build
 from langchain_dpicl._construction import HidesInput
 from langchain_dpicl._templates import Template
 from langchain_dpicl.budget.handler import await_refusals
@@ -73,7 +74,6 @@ class TemplateFields(TypedDict, total=False):
     partial_variables: Mapping[str, Any]
     tags: list[str] | None
     template_format: Literal["f-string"]
-    validate_template: bool
 
 
 class ReleasedPrompt(HidesInput):
@@ -94,8 +94,18 @@ class ReleasedPrompt(HidesInput):
     model_config = TEMPLATE_CONFIG
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses templating languages that can run code; then as the stock class."""
+        """Refuses templating languages that can run code, and says what LangChain refuses; then as the stock class."""
         _refuse_other_formats(kwargs.get("template_format", "f-string"), kwargs.get("example_prompt"))
+        if "example_prompt" in kwargs:
+            kwargs["example_prompt"] = self._example_template(kwargs["example_prompt"])
+        known = type(self).model_fields
+        if not args and not {"examples", "example_selector"} & set(kwargs):
+            near = filter(None, [did_you_mean(name, known) for name in set(kwargs) - set(known)])
+            advice = " ".join([*near, how_to_build(type(self))])
+            raise fail("examples", "a list of demonstrations, or an example_selector", None, advice)
+        for name in ("prefix", "suffix"):
+            if "stop" in _variables_in(kwargs.get(name)):
+                raise fail(name, "variables other than 'stop', which LangChain uses itself", "stop", "Rename it.")
         super().__init__(*args, **kwargs)
         if self.privacy_report:
             epsilon_of(self.privacy_report)
@@ -402,6 +412,15 @@ class ReleasedPrompt(HidesInput):
         """Returns the template without demonstrations, so that its arguments are checked before anything is spent."""
         if refused := sorted(set(fields) & set(_FROM_THE_RELEASE)):
             raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
+        if suffix is None and cls.model_fields["suffix"].is_required():
+            raise fail("suffix", "text after the demonstrations, with the query's variable, such as {input}", suffix)
+        ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
+        texts = {name: Template.text_of(name, template) for name, template in ends.items()}
+        return cls(examples=[], example_prompt=example_prompt, **texts, **fields)
+
+    @classmethod
+    def _example_template(cls, example_prompt: object) -> object:
+        """Returns the template of one demonstration, of a text too; refuses what this class cannot show."""
         if hasattr(cls, "format_messages") and not hasattr(example_prompt, "format_messages"):
             advice = 'Write ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")]).'
             found = type(example_prompt).__name__
@@ -410,14 +429,10 @@ class ReleasedPrompt(HidesInput):
             advice = "For messages take DPFewShotChatMessagePromptTemplate."
             raise fail("example_prompt", "text or a PromptTemplate", type(example_prompt).__name__, advice)
         if isinstance(example_prompt, str):
-            example_prompt = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
+            return PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
-        if suffix is None and cls.model_fields["suffix"].is_required():
-            raise fail("suffix", "text after the demonstrations, with the query's variable, such as {input}", suffix)
-        ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
-        texts = {name: Template.text_of(name, template) for name, template in ends.items()}
-        return cls(examples=[], example_prompt=example_prompt, **texts, **fields)
+        return example_prompt
 
     def _stock_fields(self) -> dict[str, Any]:
         names = ("input_types", "metadata", "output_parser", "partial_variables", "tags")
@@ -441,6 +456,14 @@ def _check_shown(made: Any, fields: Collection[str], *, text_key: str) -> None:
     if made.suffix and not (made.input_variables or made.partial_variables):
         advice = 'Where another part of a prompt shows the query, give suffix="".'
         raise fail("suffix", "a template with the query's variable, such as {input}", made.suffix, advice)
+
+
+def _variables_in(text: object) -> Collection[str]:
+    """Returns the variables of a template's text; none of one that LangChain cannot read, and refuses."""
+    try:
+        return get_template_variables(text, "f-string") if isinstance(text, str) else ()
+    except ValueError:
+        return ()
 
 
 def _escaped(text: str) -> str:

@@ -32,8 +32,8 @@ SPENT = (
 )
 """What an agent reads when the budget is spent."""
 
-RESERVED = frozenset({"config", "callbacks", "run_manager", "self", "model_config"})
-"""Names that LangChain gives a meaning in a tool's arguments."""
+RESERVED = frozenset({"config", "callbacks", "run_manager", "runtime", "self", "model_config"})
+"""Names that LangChain and LangGraph give a meaning in a tool's arguments."""
 
 
 class PrivateTool(BaseTool):

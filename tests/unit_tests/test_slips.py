@@ -609,6 +609,26 @@ def test_a_template_that_no_prompt_can_use_is_refused_before_it_is_paid_for(slip
     assert budget.remaining_epsilon == budget.epsilon
 
 
+@pytest.mark.parametrize("slip", ["prefix", "suffix"])
+def test_a_variable_that_langchain_uses_itself_is_refused_before_it_is_paid_for(slip: str) -> None:
+    budget = handler()
+    with pytest.raises(ConfigurationError, match=f"{slip}: expected variables other than 'stop'"):
+        prompt(budget=budget, **{slip: "At {stop}: {input}"})
+    assert budget.remaining_epsilon == budget.epsilon
+    assert "{stop}" in DPFewShotPromptTemplate(examples=[], example_prompt=ROW, suffix="{{stop}} {input}").format(input="a")
+
+
+def test_a_template_built_by_hand_takes_a_text_and_names_what_is_missing() -> None:
+    made = DPFewShotPromptTemplate(
+        examples=[{"text": "a", "label": "b"}],
+        example_prompt="{text} -> {label}",  # type: ignore[arg-type]
+        suffix="{input} ->",
+    )
+    assert made.format(input="c") == "a -> b\n\nc ->"
+    with pytest.raises(ConfigurationError, match=r"examples: expected .* example_selector.*mean 'examples'\?.*Build it"):
+        DPFewShotPromptTemplate(exmples=[], example_prompt=ROW, suffix=QUERY)
+
+
 def test_what_the_stock_templates_take_is_taken() -> None:
     run = DemonstrationSynthesizer.from_private_examples(
         declared(), llm=EmbeddedLLM(), budget=handler(), epsilon=1.0, max_tokens=1
