@@ -830,6 +830,8 @@ class LabelClassifier(PublicRunnable[Any, str]):
             fault = "a model with logprobs (votes are not probabilities)"
         elif len(self.prompt.input_variables) != 1:
             fault = f"one input variable, found {sorted(self.prompt.input_variables)}: fix the others by prompt.partial"
+        elif self.prompt.input_types.get(name := self.prompt.input_variables[0], str) is not str:
+            fault = f"a variable of text, found {name!r} of messages"
         if fault and answers.calibrate:
             raise fail("LabelAnswers.calibrate", f"None or False, or {fault}", True)
         if not answers.content_free:

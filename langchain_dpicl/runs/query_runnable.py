@@ -198,7 +198,8 @@ class _Alternatives(ReraisesOwnErrors, RunnableConfigurableAlternatives):  # typ
     def with_receipts(self) -> NoReturn:
         """Raises ConfigurationError: an alternative may be any Runnable, without receipts."""
         advice = "Call with_receipts() on the component, and configurable_alternatives() on what it returns."
-        raise fail("configurable_alternatives", "receipts before the alternatives", "with_receipts() after them", advice)
+        found = "with_receipts() after them"
+        raise fail("configurable_alternatives", "receipts before the alternatives", found, advice)
 
 
 class _Retry(ReraisesOwnErrors, RunnableRetry[Any, Any]):  # type: ignore[no-redef]

@@ -615,7 +615,9 @@ def test_a_variable_that_langchain_uses_itself_is_refused_before_it_is_paid_for(
     with pytest.raises(ConfigurationError, match=f"{slip}: expected variables other than 'stop'"):
         prompt(budget=budget, **{slip: "At {stop}: {input}"})
     assert budget.remaining_epsilon == budget.epsilon
-    assert "{stop}" in DPFewShotPromptTemplate(examples=[], example_prompt=ROW, suffix="{{stop}} {input}").format(input="a")
+    assert "{stop}" in DPFewShotPromptTemplate(examples=[], example_prompt=ROW, suffix="{{stop}} {input}").format(
+        input="a"
+    )
 
 
 def test_a_template_built_by_hand_takes_a_text_and_names_what_is_missing() -> None:
@@ -625,7 +627,9 @@ def test_a_template_built_by_hand_takes_a_text_and_names_what_is_missing() -> No
         suffix="{input} ->",
     )
     assert made.format(input="c") == "a -> b\n\nc ->"
-    with pytest.raises(ConfigurationError, match=r"examples: expected .* example_selector.*mean 'examples'\?.*Build it"):
+    with pytest.raises(
+        ConfigurationError, match=r"examples: expected .* example_selector.*mean 'examples'\?.*Build it"
+    ):
         DPFewShotPromptTemplate(exmples=[], example_prompt=ROW, suffix=QUERY)
 
 

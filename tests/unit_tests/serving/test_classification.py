@@ -20,6 +20,7 @@ from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
+    MessagesPlaceholder,
     PromptTemplate,
 )
 from langchain_core.runnables import RunnableLambda
@@ -555,6 +556,16 @@ def test_calibration_needs_exactly_one_variable():
     with pytest.raises(ConfigurationError, match="inputs"):
         plain.probabilities(["x"])
     assert classifier(engine, prompt=two.partial(kind="mail")).batch(["x"]) == ["card"]
+
+
+def test_a_variable_of_messages_is_not_calibrated_as_no_text_stands_for_it():
+    chat = ChatPromptTemplate.from_messages([("system", "Sort."), MessagesPlaceholder("messages")])
+    engine = Choices(lambda _prompt, choice: -float(len(choice)))
+    plain = classifier(engine, prompt=chat)
+    assert not plain.calibrates
+    assert plain.invoke({"messages": [("human", "pin")]}) == "card"
+    with pytest.raises(ConfigurationError, match="a variable of text, found 'messages' of messages"):
+        classifier(engine, prompt=chat, answers=LabelAnswers(calibrate=True))
 
 
 def test_without_a_prompt_it_takes_what_a_prompt_gives():
