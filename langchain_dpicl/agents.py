@@ -30,7 +30,8 @@ class DPVotingMiddleware(_Base):
         refusal is a message that the model can read.
       - Each model call of the agent, and each question, carries in `config["metadata"]` what the budget stands at, as
         `budget_metadata` says: limits and counts; never a question, an answer or anything that depends on records.
-      - Where threads have an allowance and the config names no thread, the agent works without; the tool refuses.
+      - Where threads have an allowance and the config names no thread, a question ends the run with a
+        ConfigurationError, uncharged; an agent that asks none works.
       - It keeps nothing in the agent's state: going back to an older checkpoint gives no allowance back.
 
     Args:

@@ -131,7 +131,7 @@ class PrivateTool(BaseTool):
         """Returns the config of one question: the tenant, the allowance, the budget in view."""
         tenant, cap = self._asker(config)
         if tenant is None:
-            advice = "Or leave queries_per_thread= out: then each tenant has the component's allowance."
+            advice = "Or give queries_per_thread=None: then each tenant has the component's allowance."
             raise fail("config", 'a thread, {"configurable": {"thread_id": ...}}', "none", advice)
         return merge_configs(config, {"configurable": {TENANT: tenant, TENANT_CAP: cap}, "metadata": dict(standing)})
 

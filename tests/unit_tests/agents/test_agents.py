@@ -183,7 +183,7 @@ def test_other_faults_are_raised(house: House, monkeypatch: pytest.MonkeyPatch, 
 def test_without_a_thread_nobody_is_charged(house: House) -> None:
     tool = house.voter().as_tool(queries_per_thread=5)
     for config in ({}, {"configurable": {"tenant": "oslo"}}):
-        with pytest.raises(ConfigurationError, match=r"thread.*leave queries_per_thread= out"):
+        with pytest.raises(ConfigurationError, match=r"thread.*give queries_per_thread=None"):
             tool.invoke(call("a"), config)
     assert used(house.voter()) == 0
 
