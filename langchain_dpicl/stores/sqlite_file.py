@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sqlite3
 import stat
 import weakref
@@ -97,26 +98,17 @@ PRAGMA mmap_size = 0;
 """
 
 _NETWORK = frozenset(
-    {
-        *(
-            "9p",
-            "afs",
-            "beegfs",
-            "ceph",
-            "cifs",
-            "glusterfs",
-            "gpfs",
-            "lustre",
-            "ncpfs",
-            "nfs",
-            "nfs4",
-            "smb3",
-            "smbfs",
-        ),
-        *("fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
-    }
+    [
+        *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs"),
+        *("nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs"),
+    ]
 )
 """File systems whose locks or shared memory do not hold between hosts."""
+
+_LOCAL_FUSE = frozenset(
+    ["fuse.bindfs", "fuse.cryfs", "fuse.encfs", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs"]
+)
+"""File systems in user space that one host alone has; of others nobody can know."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -233,20 +225,35 @@ def _check_file(path: Path) -> None:
 
 
 def _check_local(path: Path) -> None:
-    kind = _file_system(file_identity(path).device)
-    if kind in _NETWORK:
+    """Refuses a file whose locks, or whose log beside it, other hosts or containers do not share."""
+    mounts = _mounts()
+    kind = _file_system(file_identity(path).device, mounts)
+    if kind is not None and (kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)):
         advice = "Keep it on a local disk; use PostgreSQL for more than one host."
         raise LedgerError(f"ledger {path}: expected a local file system, found {kind}. {advice}")
+    if os.path.realpath(path) in {_unescaped(mount[4]) for mount in mounts}:
+        found = "a file that is mounted alone, whose log beside it no other container sees"
+        raise LedgerError(f"ledger {path}: expected a file in a mounted folder, found {found}. Mount the folder.")
 
 
-def _file_system(device: int) -> str | None:
-    """Returns the type of the file system with this device number, where the system tells."""
+def _mounts() -> list[list[str]]:
+    """Returns the fields of each mount that this process sees, where the system tells."""
     try:
-        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return None
+        return []
+    return [line.split(" ") for line in lines]
+
+
+def _unescaped(name: str) -> str:
+    """Returns a path of `_MOUNTS`, in which white space and backslashes are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)
+
+
+def _file_system(device: int, mounts: list[list[str]]) -> str | None:
+    """Returns the type of the file system with this device number, where the system tells."""
     number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = [line.split(" - ", 1)[1].split()[0] for line in mounts.splitlines() if line.split()[2] == number]
+    kinds = [fields[fields.index("-") + 1] for fields in mounts if fields[2] == number]
     return kinds[-1] if kinds else None
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -185,7 +188,8 @@ class TestOpening:
         device = path.stat().st_dev
         line = f"21 1 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:1 - {{}} server:/export rw\n"
         monkeypatch.setattr(sqlite_file, "_MOUNTS", mounts)
-        for kind, refused in (("nfs4", True), ("fuse.sshfs", True), ("ext4", False)):
+        kinds = {"nfs4": True, "virtiofs": True, "fuse.sshfs": True, "fuse.ceph-fuse": True, "fuse.of-tomorrow": True}
+        for kind, refused in {**kinds, "fuse.fuse-overlayfs": False, "fuseblk": False, "ext4": False}.items():
             mounts.write_text("20 1 0:999 / /net rw - nfs x rw\n" + line.format(kind))
             if refused:
                 with pytest.raises(LedgerError, match=f"found {kind}.*PostgreSQL"):
@@ -196,11 +200,47 @@ class TestOpening:
                 assert SQLiteStore(path).header() is not None
         assert not path.with_name("new.db").exists()
 
+    def test_a_file_that_is_mounted_alone_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As `-v ./budget.db:/app/budget.db` mounts it: its log is beside it, in a folder of each container's own."""
+        folder = tmp_path / "of app\\s é"
+        folder.mkdir()
+        made(folder / "budget.db").close()
+        monkeypatch.setattr(sqlite_file, "_MOUNTS", tmp_path / "mountinfo")
+        written = str(folder.resolve()).replace("\\", "\\134").replace(" ", "\\040")
+        link = tmp_path / "link.db"
+        link.symlink_to(folder / "budget.db")
+        for place, refused in ((written, False), (f"{written}/budget.db", True), (f"{written}/other.db", False)):
+            sqlite_file._MOUNTS.write_text(f"21 1 0:999 /of/the/host {place} rw,relatime - ext4 /dev/sda1 rw\n")
+            for named in (folder / "budget.db", link):
+                if refused:
+                    with pytest.raises(LedgerError, match=r"mounted alone.*Mount the folder"):
+                        SQLiteStore(named)
+                else:
+                    assert SQLiteStore(named).header() is not None
+
+    def test_a_ledger_that_linux_mounts_alone_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "app").mkdir()
+        (tmp_path / "app" / "budget.db").touch()
+        made(tmp_path / "budget.db").close()
+        program = "from langchain_dpicl.stores import SQLiteStore; SQLiteStore('app/budget.db')"
+        mounted = (
+            f"mount --bind budget.db app/budget.db && exec {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
+        )
+        asked = ["unshare", "--mount", "sh", "-c"]
+        try:
+            subprocess.run(
+                [*asked, "mount --bind budget.db app/budget.db"], cwd=tmp_path, check=True, capture_output=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("this process may not mount")
+        shown = subprocess.run([*asked, mounted], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert "mounted alone" in shown.stderr
+
     def test_the_file_systems_of_this_system_are_told(self, path: Path) -> None:
         if not sqlite_file._MOUNTS.exists():
             pytest.skip("this system lists its mounts elsewhere")
         known = sqlite_file._MOUNTS.read_text()
-        kind = sqlite_file._file_system(Path("/proc").stat().st_dev)
+        kind = sqlite_file._file_system(Path("/proc").stat().st_dev, sqlite_file._mounts())
         assert kind == "proc"
         assert " - proc " in known
 
