@@ -9,6 +9,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any, Literal, TypeAlias, get_args
+from unicodedata import category
 
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -214,8 +215,10 @@ def check_name(name: str, value: Any) -> str:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value can be a public name."""
-    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
+    """Whether a value can be a public name, in a newer version of Unicode too: ledgers are read by older Pythons."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
+        return False
+    return value.isprintable() or all(letter.isprintable() or category(letter) == "Cn" for letter in value)
 
 
 def plain_text(text: str) -> str:

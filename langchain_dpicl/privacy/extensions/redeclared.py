@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from typing import Any
 
 from langchain_dpicl._opaque import run_guarded
@@ -95,11 +97,30 @@ def check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | Non
     return first, fold_case
 
 
+def in_unicode_14(text: str) -> str:
+    """Returns a text with a space for each character that Unicode 14 lacks.
+
+    That is Python 3.11's Unicode. Later versions fold, compose and print more characters: where processes of several
+    versions share a ledger, a unit of one label would be of another label in some of them, and be read for both.
+    """
+    return text if text.isascii() else _unassigned().sub(" ", text)
+
+
+@functools.cache
+def _unassigned() -> re.Pattern[str]:
+    """Returns a pattern of the characters that Unicode 14 lacks; the file has the first and last of each run."""
+    runs = files("langchain_dpicl.privacy.extensions").joinpath("unassigned_in_unicode_14.txt").read_text("ascii")
+    ends = [
+        (chr(int(first, 16)), chr(int(last, 16))) for first, _, last in (run.partition("-") for run in runs.split())
+    ]
+    return re.compile("[" + "".join(f"{first}-{last}" for first, last in ends) + "]")
+
+
 def normalized(text: str, *, fold_case: bool = True) -> str:
     r"""Returns the form in which values are compared and released; "" if it has no printable character.
 
-    The public rule: Unicode NFKC, case folded, characters that cannot be printed and runs of white space replaced by
-    one space, stripped, at most 200 characters.
+    The public rule: `in_unicode_14`, NFKC, case folded, characters that cannot be printed and runs of white space
+    replaced by one space, stripped, at most 200 characters.
 
     Args:
       text: a value of a record.
@@ -108,7 +129,7 @@ def normalized(text: str, *, fold_case: bool = True) -> str:
     >>> normalized("  Christopher\tNOLAN ")
     'christopher nolan'
     """
-    form = unicodedata.normalize("NFKC", text)
+    form = unicodedata.normalize("NFKC", in_unicode_14(text))
     if fold_case:
         form = unicodedata.normalize("NFKC", form.casefold())
     words = "".join(letter if letter.isprintable() else " " for letter in form).split()

@@ -39,7 +39,7 @@ from langchain_dpicl.privacy.accounting.events import (
     PureEvent,
     canonical_json,
 )
-from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS, NO_SPLIT, forms_of, normalized
+from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS, NO_SPLIT, forms_of, in_unicode_14, normalized
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
@@ -167,7 +167,7 @@ _ASCII_WORDS = re.compile(r"[a-z0-9]+")
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a text in the form in which they are compared: NFKC, upper and lower case made one.
+    """Returns the words of a text in the form in which they are compared: in Unicode 14, NFKC, case folded.
 
     A word is a run of letters, digits and the marks on them; everything else stands between words.
 
@@ -176,7 +176,7 @@ def words_of(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII_WORDS.findall(text.lower())
-    form = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    form = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", in_unicode_14(text)).casefold())
     return "".join(letter if _is_of_a_word(letter) else " " for letter in form).split()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
+import unicodedata
 from collections import Counter
 from fractions import Fraction
 from typing import Any
@@ -30,7 +32,7 @@ from langchain_dpicl.privacy.accounting.events import (
     event_to_dict,
 )
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
-from langchain_dpicl.privacy.extensions.redeclared import normalized
+from langchain_dpicl.privacy.extensions.redeclared import in_unicode_14, normalized
 from langchain_dpicl.privacy.extensions.value_counts import (
     UNITS,
     CountPlan,
@@ -40,6 +42,7 @@ from langchain_dpicl.privacy.extensions.value_counts import (
     noise_margin,
     round_up_to_7_digits,
     tail_bound,
+    words_of,
 )
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
@@ -101,6 +104,21 @@ class TestTheRuleOfAUnit:
         form = normalized(text, fold_case=fold)
         assert normalized(form, fold_case=fold) == form
         assert form.isprintable()
+
+    def test_compares_alike_in_every_version_of_unicode(self):
+        """What is new in Unicode 15, 15.1 and 16: an emoji, letters that are composed or folded, an ideograph."""
+        for new in ("\U0001fae8", "\U0001e030", "\U00010d50", "\U00010d70", "\ua7cb", "\U0002ebf0", "\U0001ccf0"):
+            assert normalized(f"Billing{new}") == normalized(f"{new}Billing", fold_case=True) == "billing"
+            assert words_of(f"My{new}Card") == ["my", "card"]
+            assert UnitValues("field", 1, ("Billing", "Login")).of(unit(f"Billing{new}", "Login", "Billing")) == (
+                "Billing",
+            )
+
+    @pytest.mark.skipif(unicodedata.unidata_version != "14.0.0", reason="this Python has another version of Unicode")
+    def test_leaves_out_exactly_what_unicode_14_lacks(self):
+        letters = [chr(number) for number in range(sys.maxunicode + 1)]
+        known = "".join(" " if unicodedata.category(one) == "Cn" else one for one in letters)
+        assert in_unicode_14("".join(letters)) == known
 
     def test_counts_nothing_for_what_is_not_declared_or_shows_nothing(self):
         declared = UnitValues("field", 3, ("Login", "Card"))

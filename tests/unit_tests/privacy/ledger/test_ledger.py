@@ -84,6 +84,15 @@ def test_a_ticket_with_a_public_fault_is_refused(fault: dict[str, Any]) -> None:
         Ticket(**{"template": "t", "event": PureEvent(1.0), **fault})
 
 
+def test_a_ticket_of_a_newer_unicode_is_read() -> None:
+    """A name that a newer Python prints would make the ledger unreadable for the older ones that share it."""
+    for new in ("\U0001fae8", "\uffff"):  # of Unicode 15, and of none
+        assert Ticket("t", PureEvent(1.0), f"queue {new}").label == f"queue {new}"
+    for unprintable in ("queue\n", "queue \u202e", "queue \ud800"):
+        with pytest.raises(ConfigurationError, match="label"):
+            Ticket("t", PureEvent(1.0), unprintable)
+
+
 def test_the_event_of_tickets_counts_every_ticket() -> None:
     pure, gauss = PureEvent(0.1), GaussianEvent(2.0)
     assert event_of_tickets([Ticket("t", pure, max_count=1)]) == pure
