@@ -4,7 +4,7 @@ DPICLError
 +-- ConfigurationError (ValueError)      a public parameter is out of range; nothing was spent
 |   +-- CapabilityError                  the model cannot do what the mechanism needs
 |   +-- UnsilencableModelError           the model cannot be called without telling LangChain's observers
-+-- RecordError (ValueError)             a record is malformed; raised only while PrivateExamples is built
++-- RecordError (ValueError)             a record is malformed; raised only where records are given
 +-- PrivateAccessError (TypeError)       somebody asked an opaque holder for its content
 +-- AccountingError
 |   +-- UnknownEventError                no theorem here prices this event: refused

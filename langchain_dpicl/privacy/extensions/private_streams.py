@@ -153,13 +153,14 @@ class PrivateStream(Opaque):
             frame or a data set.
 
         Raises:
-          RecordError: a record lacks a field, has no time, or another than can be read, or an undeclared label; none of
-            these records was added. Index and value are hidden.
+          RecordError: a record lacks a field, has no time, or another than can be read, or an undeclared label. It is
+            left out, and all others are in: whether those of other people are read never depends on it. Nothing is
+            added where `records` is none of these, or cannot be read to its end. Index and value are hidden.
         """
         fault = self._extend(records)
         del records
         if fault:
-            raise RecordError(f"{fault} Nothing was added. Index and value are hidden.")
+            raise RecordError(f"{fault} Index and value are hidden.")
 
     def last(self, length: int) -> PrivateRange:
         """Returns the last blocks that can be read now, by the clock.
@@ -410,15 +411,16 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
 
     def extend(records: Any) -> str:
         found: list[tuple[str, float, str, Record]] = []
-        fault = container_fault(records) or run_guarded(lambda: _read(records, declared, terms, found))
-        if fault is None or fault:
-            return fault or "records: they could not be read (the cause may hold private text)."
+        if fault := container_fault(records):
+            return f"{fault} Nothing was added."
+        if (fault := run_guarded(lambda: _read(records, declared, terms, found))) is None:
+            return "records: they could not be read (the cause may hold private text). Nothing was added."
         with lock():
             first = max(forget(), read_up_to + 1)
             for person, seconds, text, record in found:
                 if (block := terms.block_at(seconds)) >= first:
                     blocks.setdefault(block, {}).setdefault(person, {})[seconds, text] = record
-        return ""
+        return fault and f"{fault} It was left out, and the others were added."
 
     def ranged(first: int | None, length: int, made: _Made) -> str | None:
         nonlocal read_up_to
@@ -482,18 +484,22 @@ class _Kept(Opaque):
 
 
 def _read(records: Any, declared: Declaration, terms: StreamTerms, found: list[tuple[str, float, str, Record]]) -> str:
-    """Appends person, time, canonical text and record of each; returns a fault without index and value, or ""."""
+    """Appends person, time, canonical text and record of each that has them; returns the first fault of others, or "".
+
+    A fault names neither index nor value.
+    """
     known = {label: label for label in declared.labels}
+    first = ""
     time_key = "" if declared.stream is None else declared.stream.time_key
     for number, raw in enumerate(each_record(records)):
         person, record, fault = read_record(raw, declared, number, known)
-        if fault:
-            return fault
-        seconds = _seconds((fields_of(raw, declared.text_key) or {}).get(time_key))
-        if seconds is None or terms.block_at(seconds) > LAST_BLOCK:
-            return f"records: expected a time with a zone under {time_key!r}; a record has none, or one far off."
-        found.append((person, seconds, json.dumps(record, sort_keys=True), record))
-    return ""
+        seconds = None if fault else _seconds((fields_of(raw, declared.text_key) or {}).get(time_key))
+        if seconds is not None and terms.block_at(seconds) <= LAST_BLOCK:
+            found.append((person, seconds, json.dumps(record, sort_keys=True), record))
+            continue
+        far = f"records: expected a time with a zone under {time_key!r}; a record has none, or one far off."
+        first = first or fault or far
+    return first
 
 
 def _units(blocks: Mapping[int, Mapping[str, _Dated]], span: Blocks, declared: Declaration) -> Units:

@@ -189,20 +189,31 @@ BAD = [
     [record(text=CANARY, at=True)],
     [{"user": CANARY, "text": "x"}],
     [{"text": CANARY, "at": START}],
+    [record(text=CANARY, at="0001-01-01T00:00:00+14:00"), record(text=CANARY, at="9999-12-31T23:59:59-14:00")],
     [CANARY],
-    CANARY,
-    [record(), 1],
+    [1],
 ]
 
 
-@pytest.mark.parametrize("records", BAD, ids=range(len(BAD)))
-def test_what_is_no_record_is_refused_whole_and_not_shown(records: Any) -> None:
+@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
+def test_what_is_no_record_is_left_out_alone_and_not_shown(bad: list[Any]) -> None:
+    """One person's record must not decide whether those of all others are read."""
+    others = [record(), record("bob", "b")]
+    for records in ([*bad, *others], [*others, *bad], [others[0], *bad, others[1]]):
+        some = stream()
+        with pytest.raises(RecordError, match="It was left out, and the others were added") as found:
+            some.extend(records)
+        shown = "".join(traceback.format_exception(found.value))
+        assert CANARY not in shown
+        assert found.value.__cause__ is None
+        assert texts(some.last(30)) == [("b",), ("x",)]
+
+
+def test_what_holds_no_records_is_refused_and_not_shown() -> None:
     some = stream()
-    with pytest.raises(RecordError) as found:
-        some.extend(records)
-    shown = "".join(traceback.format_exception(found.value))
-    assert CANARY not in shown
-    assert found.value.__cause__ is None
+    with pytest.raises(RecordError, match="Nothing was added") as found:
+        some.extend(CANARY)
+    assert CANARY not in "".join(traceback.format_exception(found.value))
     assert texts(some.last(30)) == []
 
 
