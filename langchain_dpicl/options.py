@@ -673,7 +673,7 @@ class Rows(Option):
 
     A row is one prompt: one vote, one teacher, or one distribution over the next token. `slots` gives a fixed number of
     k-shot prompts; `units` gives one one-shot prompt per sampled unit, with half the noise and an expected number of
-    calls. If neither is given, the planner compares shapes and takes the best.
+    calls. If neither is given, there are as many rows as is usual for the component.
 
     Args:
       slots: number of prompts with `shots` records each.

@@ -411,8 +411,8 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
 
     def extend(records: Any) -> str:
         found: list[tuple[str, float, str, Record]] = []
-        if fault := container_fault(records):
-            return f"{fault} Nothing was added."
+        if unread := container_fault(records):
+            return f"{unread} Nothing was added."
         if (fault := run_guarded(lambda: _read(records, declared, terms, found))) is None:
             return "records: they could not be read (the cause may hold private text). Nothing was added."
         with lock():

@@ -88,6 +88,13 @@ def voter(private: PrivateExamples | None = None, *, budget: Any = None, **optio
     return DPVotingRunnable.from_private_examples(private or examples(), budget=budget or house(), **given)
 
 
+def test_other_shots_leave_the_number_of_rows_as_it_is() -> None:
+    usual = voter(rows=None).plan.design
+    assert (usual.rows, usual.num_slots) == ("slots", 20)
+    assert voter(rows=Rows(shots=usual.shots_per_slot)).plan.design == usual
+    assert voter(rows=Rows(shots=8)).plan.design.num_slots == usual.num_slots
+
+
 class TestContract(ChargingRunnableContract):
     told: ClassVar[list[str]] = [RELEASE, CHARGED]
 
