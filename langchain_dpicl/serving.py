@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, convert_to_messages
 from langchain_core.messages.ai import UsageMetadata
@@ -46,6 +47,7 @@ from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConc
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
+from langchain_dpicl.tasks import public_text
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
@@ -910,6 +912,7 @@ def _rendered(
 
 
 def _filled(prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig | None) -> Call:
+    item = _with_texts(prompt, item)
     if config is not None:
         return Call(partial(prompt.invoke, item, config), partial(prompt.ainvoke, item, config))
     named = _variables(prompt, item)
@@ -948,6 +951,22 @@ def _prompt_value(item: Any) -> PromptValue:
 def _text_of(value: PromptValue) -> str:
     # A conversation is scored where the model's turn begins, in the format of LangChain's `to_string`.
     return value.to_string() + ("\nAI:" if isinstance(value, ChatPromptValue) else "")
+
+
+def _with_texts(prompt: BasePromptTemplate[Any], item: Any) -> Any:
+    """Returns an input with the text of each message or document: a template would write its `repr`."""
+    if not isinstance(item, Mapping):
+        names = prompt.input_variables
+        return public_text("input", item) if len(names) == 1 and _has_text(prompt, names[0], item) else item
+    texts = {name: public_text(f"input[{name!r}]", one) for name, one in item.items() if _has_text(prompt, name, one)}
+    return {**item, **texts} if texts else item
+
+
+def _has_text(prompt: BasePromptTemplate[Any], name: str, value: Any) -> bool:
+    """Whether a value has a text that its variable reads; that of a placeholder reads messages."""
+    listed = value if isinstance(value, list) and value else [value]
+    is_text = all(isinstance(one, BaseMessage | PromptValue | Document) for one in listed)
+    return is_text and prompt.input_types.get(name, str) is str
 
 
 def _variables(prompt: BasePromptTemplate[Any], item: Any) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import (
     BaseExampleSelector,
@@ -16,6 +17,8 @@ from langchain_core.example_selectors import (
     SemanticSimilarityExampleSelector,
 )
 from langchain_core.load import dumps
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
@@ -566,6 +569,22 @@ def test_a_variable_of_messages_is_not_calibrated_as_no_text_stands_for_it():
     assert plain.invoke({"messages": [("human", "pin")]}) == "card"
     with pytest.raises(ConfigurationError, match="a variable of text, found 'messages' of messages"):
         classifier(engine, prompt=chat, answers=LabelAnswers(calibrate=True))
+
+
+def test_the_text_of_a_message_is_asked_and_not_its_form():
+    engine = Choices(lambda _prompt, choice: -float(len(choice)))
+    one = classifier(engine, answers=RAW)
+    talk = [HumanMessage("pin"), AIMessage("Which?")]
+    for given, asked in (
+        (HumanMessage("pin"), "pin"),
+        (Document("pin"), "pin"),
+        (ChatPromptValue(messages=[HumanMessage("pin")]), "pin"),
+        ({"input": HumanMessage("pin")}, "pin"),
+        (talk, "Human: pin\nAI: Which?"),
+    ):
+        one.invoke(given)
+        one.probabilities([given])
+        assert [prompts for prompts, _ in engine.calls[-2:]] == [(PROMPT.format(input=asked),)] * 2
 
 
 def test_without_a_prompt_it_takes_what_a_prompt_gives():
