@@ -429,7 +429,11 @@ class ReleasedPrompt(HidesInput):
             advice = "For messages take DPFewShotChatMessagePromptTemplate."
             raise fail("example_prompt", "text or a PromptTemplate", type(example_prompt).__name__, advice)
         if isinstance(example_prompt, str):
-            return PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
+            example = Template.of("example_prompt", example_prompt)
+            if "stop" in example.names:
+                advice = "Rename the field of the records."
+                raise fail("example_prompt", "fields other than 'stop', which LangChain uses itself", "stop", advice)
+            return PromptTemplate.from_template(example.text)
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
         return example_prompt

@@ -609,10 +609,10 @@ def test_a_template_that_no_prompt_can_use_is_refused_before_it_is_paid_for(slip
     assert budget.remaining_epsilon == budget.epsilon
 
 
-@pytest.mark.parametrize("slip", ["prefix", "suffix"])
+@pytest.mark.parametrize("slip", ["prefix", "suffix", "example_prompt"])
 def test_a_variable_that_langchain_uses_itself_is_refused_before_it_is_paid_for(slip: str) -> None:
     budget = handler()
-    with pytest.raises(ConfigurationError, match=f"{slip}: expected variables other than 'stop'"):
+    with pytest.raises(ConfigurationError, match=rf"{slip}: expected \w+ other than 'stop'"):
         prompt(budget=budget, **{slip: "At {stop}: {input}"})
     assert budget.remaining_epsilon == budget.epsilon
     assert "{stop}" in DPFewShotPromptTemplate(examples=[], example_prompt=ROW, suffix="{{stop}} {input}").format(
