@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 from langchain_core.prompt_values import PromptValue
@@ -53,7 +53,6 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.extensions.normalized_sums import VoteVectorSum
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, PoissonUnits, Release, ReleasePlan
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import Record, release_once
@@ -504,13 +503,11 @@ class SurvivalRule:
     Attributes:
       count: maximum number of survivors.
       least: minimum number of survivors: the best ones, whatever the threshold.
-      selection: "rank" (the most votes) or "sample" (drawn without repetition, in proportion to their votes).
       threshold: minimum noisy votes of a survivor; None: no minimum.
     """
 
     count: int
     least: int
-    selection: Literal["rank", "sample"] = "rank"
     threshold: float | None = None
 
     def of(self, votes: NDArray[np.float64]) -> list[int]:
@@ -523,20 +520,8 @@ class SurvivalRule:
         ([1, 2], [1])
         """
         ranked: list[int] = np.argsort(-votes, kind="stable").tolist()
-        bar = -np.inf if self.threshold is None else self.threshold
-        may = [place for place in ranked if votes[place] >= bar]
-        if self.selection == "sample":
-            may = self._drawn(votes, may)
-        chosen = may[: self.count]
-        chosen += [place for place in ranked[: self.least] if place not in chosen][: max(0, self.least - len(chosen))]
-        return sorted(chosen, key=ranked.index)
-
-    def _drawn(self, votes: NDArray[np.float64], may: list[int]) -> list[int]:
-        """Returns indices in the order of a weighted draw without replacement (Gumbel top-k)."""
-        weights = votes[may] if may else np.zeros(0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scores = np.where(weights > 0, np.log(weights), -np.inf) + SYSTEM_RANDOM.gumbel(len(may))
-        return [may[place] for place in np.argsort(-scores, kind="stable") if np.isfinite(scores[place])]
+        may = len(votes) if self.threshold is None else int((votes >= self.threshold).sum())
+        return ranked[: max(self.least, min(self.count, may))]
 
 
 @dataclass(slots=True, repr=False)
@@ -736,7 +721,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             partition=private.dataset_id,
         )
         check_enough(plan, given)
-        survival = SurvivalRule(search.num_survivors, shots_per_label, search.selection, search.threshold)
+        survival = SurvivalRule(search.num_survivors, shots_per_label, search.threshold)
         model = writing_model(
             as_model(llm), executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
         )
@@ -947,6 +932,5 @@ def _report_fields(
         "model": model.name,
         "embeddings": nearest.embeddings.name,
         "neighbours": nearest.neighbours,
-        "selection": survival.selection,
         "threshold": survival.threshold,
     }

@@ -503,7 +503,6 @@ class Evolution(Option):
       num_survivors: candidates that are kept after a round.
       num_variations: variations of each survivor; 0 with one round, which then chooses among the candidates.
       neighbours: candidates that a text votes for.
-      selection: "rank" or "sample".
       threshold: noisy votes that a candidate needs to be kept, beside those that become demonstrations; None: any.
       candidates: public first candidates, for all labels or by label. One without a direction, which the embeddings
         tell nothing about, is refused here, and dropped where the model wrote it.
@@ -514,7 +513,6 @@ class Evolution(Option):
     num_survivors: Count = 10
     num_variations: CountOrZero = 3
     neighbours: Count = 1
-    selection: Literal["rank", "sample"] = "rank"
     threshold: NotNegative | None = None
     candidates: Mapping[str, Texts] | Texts | None = None
 

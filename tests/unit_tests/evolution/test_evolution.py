@@ -399,16 +399,6 @@ def test_a_threshold_stops_all_but_the_best() -> None:
     assert SurvivalRule(3, 1, threshold=4.0).of(np.array([1.0, 5.0, 4.0])) == [1, 2]
 
 
-def test_a_draw_is_in_proportion_to_the_votes_and_leaves_out_what_has_none() -> None:
-    """Of 2,000 draws of one out of weights 3 and 1, 1,500 hold the first: five deviations are 97."""
-    survival = SurvivalRule(1, 1, "sample")
-    votes = np.array([3.0, -4.0, 1.0, 0.0])
-    drawn = [survival.of(votes)[0] for _ in range(2_000)]
-    assert set(drawn) == {0, 2}
-    assert abs(drawn.count(0) - 1_500) < 97
-    assert SurvivalRule(4, 3, "sample").of(votes) == [0, 2, 3]  # the least, by rank, although there are no votes
-
-
 # -- in a template -----------------------------------------------------------------------------------------------
 
 

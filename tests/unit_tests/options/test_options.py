@@ -76,7 +76,7 @@ FULL: tuple[Option, ...] = (
     Serving(max_query_chars=99, memo_size=0, memo="answers.db", tenant_max_queries=5, on_exhausted="zero_shot"),
     Retrieval("openai:e", similarity_threshold=0.5, participations=20, slots="per_unit", documents_per_unit=2),
     Topics(("a", "b"), 2, keywords_per_unit=1, epsilon_share=0.5, min_units=9, words=4, pairs=True),
-    Evolution(rounds=2, num_candidates=5, neighbours=2, selection="sample", threshold=1.5, candidates={"a": ("x",)}),
+    Evolution(rounds=2, num_candidates=5, neighbours=2, threshold=1.5, candidates={"a": ("x",)}),
     Student(llm="openai:m", shots=2, num_candidates=3, num_validation=4, seed=-1, calibrate=False),
     Similar("openai:e", k=2, fetch_k=5, input_keys=("input",)),
     ByLength(max_length=9),
@@ -203,7 +203,6 @@ class TestChecks:
             (lambda: Evolution(candidates="a card"), "Evolution.candidates.*a list"),
             (lambda: Evolution(rounds=0), "Evolution.rounds.*than or equal to 1"),
             (lambda: Evolution(neighbours=0), "Evolution.neighbours.*than or equal to 1"),
-            (lambda: Evolution(selection="best"), "'rank' or 'sample'"),  # type: ignore[arg-type]
             (lambda: Evolution(threshold=-1.0), "Evolution.threshold.*than or equal to 0"),
             (lambda: Serving(on_exhausted="x"), "'raise' or 'zero_shot'"),  # type: ignore[arg-type]
             (lambda: KeywordAnswers(keywords=("a",), candidates=("a", "b")), "KeywordAnswers: expected keywords= or"),
