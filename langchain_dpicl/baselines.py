@@ -427,7 +427,6 @@ def soft_prompt_without_privacy(
     task: PromptTask | None = None,
     prompt: SoftPromptConfig | None = None,
     fields: FieldNames | None = None,
-    told: Callable[[int, Floats], object] | None = None,
 ) -> SoftPrompt:
     """Trains the prompt WITHOUT clipping and WITHOUT noise: nothing is protected and epsilon is infinite.
 
@@ -442,7 +441,6 @@ def soft_prompt_without_privacy(
       prompt: as of `PromptDPSGD.from_private_examples`.
       fields: the records' fields that hold the text, the target and the second text (pair); by default "text" and
         "label".
-      told: called with the number of each step and the weights after it.
 
     Raises:
       ConfigurationError: private examples, records that cannot be read, or a parameter out of range.
@@ -453,7 +451,7 @@ def soft_prompt_without_privacy(
     if not isinstance(training, Training):
         raise fail("training", "Training(...)", type(training).__name__)
     if training.validation is not None:
-        raise fail("training", "no validation", "public records", "Give told=... to look at the weights of each step.")
+        raise fail("training", "no validation", "public records", "Leave it out.")
     named = ExampleFields(**{"text": "text", "target": "label", **given_fields(fields)})
     engine = engine_of(llm, task=task, prompt=prompt)
     examples = named.examples_in("records", records, labels=engine.task.labels)
@@ -463,8 +461,6 @@ def soft_prompt_without_privacy(
     state = rule.start(engine.initial(None if prompt is None else prompt.init_text))
     for batch in _batches(examples, size, steps):
         state = rule.update(state, mean_gradient(engine, state.weights, batch))
-        if told is not None:
-            told(state.step, state.weights)
     report = {
         "private": False,
         "epsilon": "infinity",
