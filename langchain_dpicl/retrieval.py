@@ -22,7 +22,7 @@ from typing_extensions import override
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.resolve import as_embeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
-from langchain_dpicl.backends.sync_async import EffectGenerator, awaitable, check_silent, run_async, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator, awaitable, check_silent, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
@@ -605,19 +605,9 @@ class RetrievalRunnable(QueryRunnable[ResultT]):
         run = ensure_config(config)
         with self._events(run) as events:
             resolve_budget(self.budget, run)
-            run_sync(self._warm(partial(self._pay, events)))
-
-    async def awarm_up(self, config: RunnableConfig | None = None) -> None:
-        """Asynchronous version of `warm_up`."""
-        run = ensure_config(config)
-        async with self._events(run) as events:
-            resolve_budget(self.budget, run)
-            await run_async(self._warm(partial(self._pay, events)), is_slow=self._is_slow)
-
-    def _warm(self, pay: TicketCharge) -> EffectGenerator[None]:
-        check_silent(self.filter.texts.embeddings)
-        self._open(pay)
-        yield from self.filter.participants.warm()
+            check_silent(self.filter.texts.embeddings)
+            self._open(partial(self._pay, events))
+            run_sync(self.filter.participants.warm())
 
     @override
     def _open(self, pay: TicketCharge) -> None:

@@ -420,12 +420,11 @@ def test_what_was_embedded_before_a_stop_is_not_embedded_again() -> None:
     assert seen.count(1) >= 128
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_warming_up_pays_and_embeds_and_debits_nobody(is_async: bool) -> None:
+def test_warming_up_pays_and_embeds_and_debits_nobody() -> None:
     embeddings = TopicEmbeddings()
     made = voter(examples(*COUGHS), retrieval=NEAR.replace(embeddings=embeddings, participations=1))
     for _ in range(2):
-        asyncio.run(made.awarm_up()) if is_async else made.warm_up()
+        made.warm_up()
     assert sorted(count for text, count in embeddings.seen.items() if CANARY in text) == [1, 1, 1]
     assert made.share.remaining(FILTER_TEMPLATE) == 0
     assert made.share.remaining("query") == made.plan.max_queries
@@ -433,9 +432,8 @@ def test_warming_up_pays_and_embeds_and_debits_nobody(is_async: bool) -> None:
     assert sum(count for text, count in embeddings.seen.items() if CANARY in text) == 3
 
 
-@pytest.mark.parametrize("is_async", [False, True])
 def test_warming_up_pays_nothing_where_an_instrumentor_would_hear_the_documents(
-    is_async: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     embeddings = TopicEmbeddings()
     made = voter(examples(*COUGHS), retrieval=NEAR.replace(embeddings=embeddings))
@@ -444,7 +442,7 @@ def test_warming_up_pays_nothing_where_an_instrumentor_would_hear_the_documents(
     exec("def wrapped(call): return lambda *given: call(*given)", recorder)  # noqa: S102  a function of another package
     monkeypatch.setattr(TopicEmbeddings, "embed_documents", recorder["wrapped"](TopicEmbeddings.embed_documents))
     with pytest.raises(UnsilencableModelError):
-        asyncio.run(made.awarm_up()) if is_async else made.warm_up()
+        made.warm_up()
     assert made.share.remaining(FILTER_TEMPLATE) == 1
     assert not embeddings.seen
 
