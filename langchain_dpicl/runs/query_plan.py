@@ -78,9 +78,7 @@ class RowsPlan(SharePlan):
     @property
     def expected_rows(self) -> float:
         """Rows of one release, public: the slots, or the expected number of unit rows."""
-        if self.release.row_shape == "slots":
-            return float(self.design.num_slots)
-        return self.public_size * self.release.sampler.sampling_rate
+        return expected_rows(self.design, self.public_size)
 
     def cost(
         self,
@@ -118,9 +116,9 @@ class RowsPlan(SharePlan):
           abstain_below: share of the expected rows that a released noisy vector's largest vote needs; a mechanism that
             releases an index has a constant candidate instead.
         """
-        is_vector = abstain_below is not None and self.release.mechanism.releases == "vector"
-        threshold = float(abstain_below or 0.0) * self.expected_rows if is_vector else None
-        return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=threshold)
+        release, size = self.release, self.public_size
+        rejects = rejection(abstain_below, self.design, public_size=size, mechanism=release.mechanism)
+        return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=rejects["threshold"])
 
     def noise_takes(self, source: RowSource, *, labels: int, calibrated: bool = False) -> float:
         """Returns the chance of the right label that noise takes, roughly; rejected answers do not count as taken."""

@@ -39,7 +39,6 @@ from langchain_dpicl.runs.query_plan import (
     QueryPlan,
     compare_queries,
     declared_design,
-    expected_rows,
     mechanism_for,
     plan_queries,
 )
@@ -195,7 +194,6 @@ class TestRows:
         plan = priced(2.0, design=design, adjacency="replace_one")
         assert plan.release.sampler == sampler
         assert plan.expected_rows == pytest.approx(rows)
-        assert expected_rows(design, 8000) == plan.expected_rows
 
     def test_without_a_design_there_are_twenty_rows_of_four_or_as_many_as_the_units_fill(self) -> None:
         shape = priced(2.0, design=None).design
