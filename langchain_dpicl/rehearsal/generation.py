@@ -377,7 +377,6 @@ def rehearse_generation(
     num_rows: int = MOST_ROWS,
     decoding: Decoding | None = None,
     max_tokens: int = 16,
-    texts_per_label: int = 1,
     max_calls: int = MOST_CALLS,
     origin: Origin = "same",
     progress: bool | None = None,
@@ -402,7 +401,6 @@ def rehearse_generation(
       num_rows: most rows of a token.
       decoding: candidates and stops, as the component will have them.
       max_tokens: cap of a text.
-      texts_per_label: texts of each label and number of shots, each from rows of its own.
       max_calls: a rehearsal that could ask more prompts is refused before the first call.
       origin: "same" where the examples are of the private records' domain, "neighbour" for another one like it, or
         "made_up".
@@ -426,7 +424,6 @@ def rehearse_generation(
         num_rows=num_rows,
         decoding=decoding,
         max_tokens=max_tokens,
-        texts_per_label=texts_per_label,
         max_calls=max_calls,
         origin=origin,
     )
@@ -494,7 +491,6 @@ class _Writing:
         num_rows: int = MOST_ROWS,
         decoding: Decoding | None = None,
         max_tokens: int = 16,
-        texts_per_label: int = 1,
         max_calls: int = MOST_CALLS,
         origin: Origin = "same",
     ) -> _Writing:
@@ -517,7 +513,6 @@ class _Writing:
             labels=labels,
             shots=shots,
             num_rows=num_rows,
-            texts_per_label=texts_per_label,
         )
         most = _cost(drafts, max_tokens).public_calls
         if most > check_int("max_calls", max_calls, low=1):
@@ -627,7 +622,6 @@ def _drafts(
     labels: Sequence[str] | None,
     shots: Sequence[int] = GENERATION_SHOTS,
     num_rows: int = MOST_ROWS,
-    texts_per_label: int = 1,
 ) -> tuple[GenerationTemplate, tuple[_Draft, ...]]:
     """Returns the wording and the texts to write; asks no model."""
     given = sorted({check_int("shots", one, low=1) for one in shots})
@@ -636,12 +630,10 @@ def _drafts(
     names = _shown(task, text_key, label_key)
     wording = generation_wording(text_key, label_key, names, task.instruction, task.record_prompt)
     pools = _pools(read_public(public_examples, names, text_key=text_key), label_key, labels)
-    per_label = check_int("texts_per_label", texts_per_label, low=1)
     check_int("num_rows", num_rows, low=2)
     drafts = tuple(
-        _draft(wording, label, pools[label], one, _deal(len(pools[label]), one, num_rows, (place, one, text)))
+        _draft(wording, label, pools[label], one, _deal(len(pools[label]), one, num_rows, (place, one)))
         for one in given
-        for text in range(per_label)
         for place, label in enumerate(pools)
     )
     return wording, drafts

@@ -483,3 +483,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     message = str(error).lower() if isinstance(error, RuntimeError) else ""
     return "out of memory" in message or "can't allocate memory" in message or "not enough memory" in message
+
+
+def kind_of(error: BaseException) -> str:
+    """Returns the public word for an error: "memory" if that ran out, otherwise its class."""
+    return "memory" if is_out_of_memory(error) else type(error).__name__

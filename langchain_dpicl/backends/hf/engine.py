@@ -27,6 +27,7 @@ from langchain_dpicl.backends.hf.batches import (
     ModelBody,
     RightBatch,
     is_out_of_memory,
+    kind_of,
 )
 from langchain_dpicl.backends.hf.model_checks import end_training_mode
 from langchain_dpicl.backends.hf.vocabulary import (
@@ -287,7 +288,7 @@ class Engine:
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  whatever a model raises
-            kind = "memory" if is_out_of_memory(error) else type(error).__name__
+            kind = kind_of(error)
         # Outside the handler: the error's frames hold memory that is to be freed.
         with self.lock:
             has_room = kind == "memory" and self.spare()

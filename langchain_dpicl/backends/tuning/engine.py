@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._opaque import Uncopyable, run_guarded
 from langchain_dpicl.backends.base import RealRows, TrainingExample, check_whole
 from langchain_dpicl.backends.hf import loading, model_checks
-from langchain_dpicl.backends.hf.batches import is_out_of_memory
+from langchain_dpicl.backends.hf.batches import is_out_of_memory, kind_of
 from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
 from langchain_dpicl.backends.rows.gradient_rows import Groups
 from langchain_dpicl.backends.tuning.prompted_model import (
@@ -217,7 +217,7 @@ class MicroBatches:
         try:
             return "" if self._keeps_apart(size) or size == 1 else "moves"
         except Exception as error:  # noqa: BLE001  whatever a model raises
-            return "memory" if is_out_of_memory(error) else type(error).__name__
+            return kind_of(error)
 
     def _keeps_apart(self, size: int) -> bool:
         """Whether rows keep their bits whatever their neighbours are and wherever they stand.
@@ -549,7 +549,7 @@ class PromptEngine(Uncopyable):
             except DPICLError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever a model raises
-                fault = "memory" if is_out_of_memory(error) else type(error).__name__
+                fault = kind_of(error)
         if fault:
             self._batches.free()
             raise ModelCallError(f"the model failed on a public example: {fault}. Check the model and call again.")
@@ -746,7 +746,7 @@ class SoftPromptScorer:
             with self._lock, torch.inference_mode():
                 answers = self._score(method, questions)
         except Exception as error:  # noqa: BLE001  whatever a model raises
-            kind = "memory" if is_out_of_memory(error) else type(error).__name__
+            kind = kind_of(error)
         if kind == "memory":
             raise ModelCallError(f"the model ran out of memory with {len(questions)} texts; lower batch_size")
         if kind:
