@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,32 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     elif "report" in state:
         return bare
     return with_content_digest(bare)
+
+
+def edited(state: Mapping[str, Any], edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """A file's JSON object after an edit, with all digests made anew, as a forger would."""
+    found = copy.deepcopy(dict(state))
+    edit(found)
+    found["report"]["budget"] = with_digest(found["report"]["budget"])
+    return sealed(found)
+
+
+def component(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The component that a file's report is of."""
+    return state["report"]["budget"]["shares"][0]["components"][0]  # type: ignore[no-any-return]
+
+
+def shown(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What that component shows."""
+    return component(state)["public"]  # type: ignore[no-any-return]
+
+
+def at(state: Any, path: str) -> tuple[Any, Any]:
+    """The dict or list that holds a place, and the place's key in it."""
+    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in way:
+        state = state[part]
+    return state, last
 
 
 def resealed(text: str | bytes, **changes: Any) -> str:

@@ -42,6 +42,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.private_examples import Pool
+from tests.sealed_files import at
 
 CANARY = "canary-7f3a"
 FILMS = [{"text": "x", "director": name} for name in ["Christopher  Nolan"] * 300 + ["GRETA GERWIG"] * 200 + [CANARY]]
@@ -290,7 +291,7 @@ class TestWhatTheReportSays:
         [
             ("public.counts.mechanism.threshold", 12, "other tickets"),
             ("public.counts.rule.max_values", 2, "as its parts show it"),
-            ("public.counts.rule.field", "text", "counts of 'other'"),
+            ("public.counts.rule.field", "other", "other"),
             ("public.counts.scale", 3.0, "as its parts show it"),
             ("public.threshold_delta", 1e-9, "threshold_delta"),
             ("public.noise_multiplier", 0.5, "noise_multiplier"),
@@ -306,13 +307,8 @@ class TestWhatTheReportSays:
         budget = house()
         finder(films(), budget).run()
         data = json.loads(budget.report().to_json())
-        *way, last = path.split(".")
-        if path.endswith("rule.field"):
-            value, said = "other", "other"
-        place: Any = data["shares"][0]["components"][0]
-        for part in way:
-            place = place[int(part) if part.isdigit() else part]
-        place[last] = value
+        holder, key = at(data["shares"][0]["components"][0], path)
+        holder[key] = value
         verified = verify_report(data)
         assert not verified.ok
         assert any(said in problem for problem in verified.problems)

@@ -34,6 +34,7 @@ from langchain_dpicl.released.counts import WordGroup
 from langchain_dpicl.reports.claims import with_content_digest
 from langchain_dpicl.reports.verify import public_words
 from tests.contracts.neighbours import HOSTILE, WordNeighbourContract, owned
+from tests.sealed_files import at
 
 CANARY = "canaryword"
 NO_WORDS = ("078-05-1120", "Mr Smith has it", "abc123", "Velda", "\uff56elda", "velda!", "x" * 31, "ab", " velda")
@@ -342,11 +343,8 @@ class TestWhatTheReportSays:
         budget = house()
         finder(by_kind(), budget, pairs=True).run()
         data = json.loads(budget.report().to_json())
-        *way, last = path.split(".")
-        place: Any = data["shares"][0]["components"][0]
-        for part in way:
-            place = place[int(part) if part.isdigit() else part]
-        place[last] = value
+        holder, key = at(data["shares"][0]["components"][0], path)
+        holder[key] = value
         verified = verify_report(data)
         assert not verified.ok
         assert any(re.search(said, problem) for problem in verified.problems)

@@ -35,7 +35,7 @@ from langchain_dpicl.stores import SQLiteStore
 from tests.canary import locals_in
 from tests.contracts.neighbours import WordNeighbourContract, owned
 from tests.contracts.release_run import entries_in
-from tests.sealed_files import rechained, sealed, with_digest
+from tests.sealed_files import edited, rechained, shown
 
 CANARY = "canaryvelkor"
 NOTES = ["my card was declined by Grenko"] * 300 + ["the transfer is late at Wulbo"] * 250 + [f"a boat {CANARY}"]
@@ -421,22 +421,14 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def shown(saved: dict[str, Any]) -> dict[str, Any]:
-    public: dict[str, Any] = saved["report"]["budget"]["shares"][0]["components"][0]["public"]
-    return public
-
-
 @pytest.fixture(scope="module")
-def saved() -> str:
-    return maker().run(progress=False).to_json()
+def saved() -> dict[str, Any]:
+    return json.loads(maker().run(progress=False).to_json())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_of_words_is_seen(saved: str, name: str) -> None:
-    found = json.loads(saved)
-    EDITS[name](found)
-    found["report"]["budget"] = with_digest(found["report"]["budget"])
-    assert not verify_report(sealed(found)).ok
+def test_an_edit_of_words_is_seen(saved: dict[str, Any], name: str) -> None:
+    assert not verify_report(edited(saved, EDITS[name])).ok
 
 
 def test_every_check_of_words_is_played_in_an_audit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from langchain_dpicl import Budget, DocumentSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.options import Decoding, Rows, Topics
-from tests.sealed_files import sealed, with_digest
+from tests.sealed_files import component, edited, shown
 
 WORDS = [" my", " card"]
 Edit = Callable[[dict[str, Any]], object]
@@ -33,22 +32,6 @@ def saved() -> dict[str, Any]:
         rows=Rows(units=10),
     )
     return json.loads(made.run(progress=False).to_json())
-
-
-def edited(saved: dict[str, Any], edit: Edit) -> dict[str, Any]:
-    """Returns the store after an edit, its digest written anew, as a forger would."""
-    found = copy.deepcopy(saved)
-    edit(found)
-    found["report"]["budget"] = with_digest(found["report"]["budget"])
-    return sealed(found)
-
-
-def component(saved: dict[str, Any]) -> dict[str, Any]:
-    return saved["report"]["budget"]["shares"][0]["components"][0]
-
-
-def shown(saved: dict[str, Any]) -> dict[str, Any]:
-    return component(saved)["public"]
 
 
 def place(saved: dict[str, Any]) -> dict[str, Any]:

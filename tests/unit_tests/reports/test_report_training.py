@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from langchain_dpicl.reports.report import VerifiedReport, verify_report
 from langchain_dpicl.soft_prompts.plan import Optimizer
 from tests.gradient_doubles import LogisticEngine, prepared, training
 from tests.labelling_doubles import house
-from tests.sealed_files import assert_found, report_by_hand, sealed, with_digest
+from tests.sealed_files import assert_found, at, edited, report_by_hand, sealed, with_digest
 
 State = dict[str, Any]
 COMPONENT = "report.budget.shares.0.components.0"
@@ -44,14 +43,6 @@ def saved(prompt: SoftPrompt) -> State:
     return json.loads(prompt.to_json())
 
 
-def at(state: Any, path: str) -> tuple[Any, Any]:
-    """The dict or list that holds a place, and the place's key in it."""
-    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-    for part in way:
-        state = state[part]
-    return state, last
-
-
 def edit(path: str, value: Any) -> Callable[[State], None]:
     def change(state: State) -> None:
         holder, key = at(state, path)
@@ -71,11 +62,7 @@ def without(path: str) -> Callable[[State], None]:
 
 def judged(state: State, *changes: Callable[[State], None]) -> VerifiedReport:
     """What the verifier says after changes, behind a digest that was made to fit."""
-    forged = copy.deepcopy(state)
-    for change in changes:
-        change(forged)
-    forged["report"]["budget"] = with_digest(forged["report"]["budget"])
-    found = verify_report(json.dumps(sealed(forged)))
+    found = verify_report(json.dumps(edited(state, lambda forged: [change(forged) for change in changes])))
     assert not any("digest" in problem for problem in found.problems)
     return found
 
