@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -835,46 +835,34 @@ class EmbeddedModel(AwaitedInThreads):
         temperature: float = 0.0,
         rng: np.random.Generator | None = None,
     ) -> list[str]:
-        """Returns one completion per prompt: until EOS, `max_tokens`, or the first stop string (not included)."""
+        """Returns one completion per prompt: until EOS, `max_tokens`, or the first stop string (not included).
+
+        The completion of a prompt that ends in a space does not begin with one.
+        """
         texts: list[str] = []
+        words = [word for word in stop if word]
         for first in range(0, len(prompts), BLOCK):
             block = prompts[first : first + BLOCK]
+            written: list[list[int]] = [[] for _ in block]
+            running = set(range(len(block)))
             steps = self.generate(block, temperature=temperature, rng=rng)
-            in_space = [prompt.endswith(" ") for prompt in block]
-            texts += completed(self, steps, in_space, max_tokens=max_tokens, stop=stop)
+            for _, (tokens, _) in zip(range(max_tokens), steps, strict=False):
+                for row in tuple(running):
+                    token = int(tokens[row])
+                    written[row].append(token)
+                    if token == self.eos or (words and any(word in self.decode(written[row]) for word in words)):
+                        running.discard(row)
+                if not running:
+                    break
+            for prompt, row in zip(block, written, strict=True):
+                text = cut_at_stop(self.decode(row), words)
+                texts.append(text.removeprefix(" ") if prompt.endswith(" ") else text)
         return texts
 
 
 def _restore(induction: Induction) -> EmbeddedModel:
     """Rebuilds a copied or unpickled model."""
     return EmbeddedModel(induction=induction)
-
-
-def completed(
-    engine: Any,
-    steps: Iterator[tuple[Ints, Rows]],
-    ends_in_space: Sequence[bool],
-    *,
-    max_tokens: int,
-    stop: Sequence[str],
-) -> list[str]:
-    """Follows the steps of an engine's `generate` until every text has ended, before its first stop string.
-
-    Where a prompt `ends_in_space`, its text does not begin with one.
-    """
-    words = [word for word in stop if word]
-    written: list[list[int]] = [[] for _ in ends_in_space]
-    running = set(range(len(written)))
-    for _, (tokens, _) in zip(range(max_tokens if running else 0), steps, strict=False):
-        for row in tuple(running):
-            token = int(tokens[row])
-            written[row].append(token)
-            if token == engine.eos or (words and any(word in engine.decode(written[row]) for word in words)):
-                running.discard(row)
-        if not running:
-            break
-    texts = [cut_at_stop(engine.decode(tokens), words) for tokens in written]
-    return [text.removeprefix(" ") if spaced else text for text, spaced in zip(texts, ends_in_space, strict=True)]
 
 
 def _choose(rows: Floats, temperature: float, rng: np.random.Generator) -> Ints:

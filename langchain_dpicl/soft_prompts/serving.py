@@ -17,8 +17,7 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl._construction import tells_how_to_build
-from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.backends.embedded import completed
+from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, run_in_thread
@@ -118,24 +117,9 @@ class SoftPromptBackend:
         return hashlib.sha256(known.encode()).hexdigest()[:16]
 
     @property
-    def tokenizer_fingerprint(self) -> str:
-        """Fingerprint of the tokenizer; public."""
-        return self._base.tokenizer_fingerprint
-
-    @property
-    def context(self) -> int | None:
-        """Tokens that fit behind the longest prompt; None: no known limit."""
-        limit = self._room.limit
-        return None if limit is None else limit - max(one.num_virtual_tokens for one in self.prompts.values())
-
-    @property
     def eos(self) -> int:
         """The end-of-text token."""
         return self._base.eos
-
-    def vocabulary(self) -> Sequence[int]:
-        """Returns all token ids."""
-        return self._base.vocabulary()
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, in which special tokens are plain text.
@@ -161,24 +145,15 @@ class SoftPromptBackend:
         """
         return self._base.token_bytes(token)
 
-    def decode(self, tokens: Sequence[Token]) -> str:
-        """Returns the text of tokens.
-
-        Args:
-          tokens: ids.
-        """
-        return self._base.decode(tokens)
-
-    def ends_in_space(self, text: str, name: str | None = None) -> bool:
+    def ends_in_space(self, text: str) -> bool:
         """Whether the model's input ends in a space, which is left out, because tokens of words start with one.
 
         Args:
           text: as the caller passes it.
-          name: one of the prompts; None: the default.
         """
         if not self.fills_template:
             return text.endswith(" ")
-        literal, name = self.prompts[self._known(name)].task.pieces[-1]
+        literal, name = self.prompts[self._known(None)].task.pieces[-1]
         return name is None and literal.endswith(" ")
 
     def generate(
@@ -228,35 +203,6 @@ class SoftPromptBackend:
           UnsilencableModelError: it would.
         """
         self._base.check_silent()
-
-    def complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        rng: Generator | None = None,
-        names: Sequence[str | None] | None = None,
-    ) -> list[str]:
-        """Returns one completion per PUBLIC prompt, in one batch: until EOS, `max_tokens` or a stop string.
-
-        Args:
-          prompts: texts.
-          max_tokens: maximum number of tokens of a completion.
-          stop: strings that end a completion, also across tokens.
-          temperature: 0 takes the likeliest token.
-          rng: random generator of the sampling.
-          names: the soft prompt of each row; None: the default.
-
-        Raises:
-          ConfigurationError: a number is out of range, or a name is unknown.
-        """
-        check_int("max_tokens", max_tokens, low=1)
-        steps = self.generate(prompts, temperature=temperature, rng=rng, names=names)
-        asked = zip(prompts, names or [None] * len(prompts), strict=True)
-        in_space = [self.ends_in_space(prompt, name) for prompt, name in asked]
-        return completed(self, steps, in_space, max_tokens=max_tokens, stop=stop)
 
     def __repr__(self) -> str:
         return f"SoftPromptBackend({self._base.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"
