@@ -826,16 +826,8 @@ class EmbeddedModel(AwaitedInThreads):
             yield tokens, rows
             place = batch.advance(place, tokens[:, None])
 
-    def complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        rng: np.random.Generator | None = None,
-    ) -> list[str]:
-        """Returns one completion per prompt: until EOS, `max_tokens`, or the first stop string (not included).
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Returns one greedy completion per prompt: until EOS, `max_tokens`, or the first stop string (not included).
 
         The completion of a prompt that ends in a space does not begin with one.
         """
@@ -845,8 +837,7 @@ class EmbeddedModel(AwaitedInThreads):
             block = prompts[first : first + BLOCK]
             written: list[list[int]] = [[] for _ in block]
             running = set(range(len(block)))
-            steps = self.generate(block, temperature=temperature, rng=rng)
-            for _, (tokens, _) in zip(range(max_tokens), steps, strict=False):
+            for _, (tokens, _) in zip(range(max_tokens), self.generate(block), strict=False):
                 for row in tuple(running):
                     token = int(tokens[row])
                     written[row].append(token)

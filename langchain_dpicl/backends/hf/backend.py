@@ -379,25 +379,20 @@ class HuggingFaceBackend(AwaitedInThreads):
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        rng: Generator | None = None,
         public: bool = False,
     ) -> list[str]:
-        """Returns one completion per prompt: until EOS, `max_tokens`, or the first stop string (not included).
+        """Returns one greedy completion per prompt: until EOS, `max_tokens`, or the first stop string (not included).
 
         Args:
           prompts: private, unless `public`; "" where one fails.
           max_tokens: most tokens of a completion; also stopped by the end of the context.
           stop: strings that end a completion, wherever they lie between tokens.
-          temperature: 0 takes the likeliest token.
-          rng: coins of the sampling, which protect nobody.
           public: whether the prompts are public: they then run at their own lengths, which is faster.
         """
-        from langchain_dpicl.backends.hf import completion, vocabulary
+        from langchain_dpicl.backends.hf import completion
 
-        taste = vocabulary.SamplingOptions(temperature, None, 1.0, rng or Generator(PCG64()))
         ends = tuple(word for word in stop if word)
-        job = completion.CompletionRequest(max_tokens, ends, self.chat, taste, self.token_bytes)
+        job = completion.CompletionRequest(max_tokens, ends, self.chat, self.token_bytes)
         if public:
             cap = self._reading_room(min(max_tokens, self.max_new_tokens))
             rows = [self._public_row(prompt, cap) for prompt in prompts]

@@ -111,7 +111,6 @@ class CompletionRequest:
     max_tokens: int
     stop: tuple[str, ...]
     is_chat: bool
-    taste: SamplingOptions
     spell: Callable[[int], bytes]
 
 
@@ -259,11 +258,7 @@ def _write(
     texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
     for remaining in range(steps, 0, -1):
-        settled = engine.settle(raw)
-        if job.taste.temperature == 0:
-            tokens = likeliest(settled, engine.vocabulary)
-        else:
-            tokens = draw_tokens(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
+        tokens = likeliest(engine.settle(raw), engine.vocabulary)
         for text, token in zip(texts, tokens.tolist(), strict=True):
             text.add(token)
         if remaining == 1 or all(text.has_ended for text in texts):

@@ -229,12 +229,7 @@ class TestWriting:
     @pytest.mark.parametrize(("chat", "read", "ends"), [(True, "card", [0, 0, 0, 1]), (False, "", [0, 1, 1, 1])])
     def test_white_space_that_a_chat_model_begins_with_ends_nothing(self, chat, read, ends):
         pieces = {0: b"\xc2\xa0", 1: b"\n\n", 2: b"card", 3: b"\nmore"}
-        text = _Text(
-            CompletionRequest(
-                4, ("\n",), chat, SamplingOptions(0.0, None, 1.0, np.random.default_rng()), pieces.__getitem__
-            ),
-            eos=9,
-        )
+        text = _Text(CompletionRequest(4, ("\n",), chat, pieces.__getitem__), eos=9)
         has_ended = []
         for token in pieces:
             text.add(token)
@@ -299,8 +294,6 @@ class TestWriting:
                 LLAMA.generate([OTHER], **options)
 
     def test_sampled_tokens_follow_the_rows(self):
-        from langchain_dpicl.backends.hf.vocabulary import SamplingOptions
-
         rows = np.tile([0.5, 0.0, 0.3, 0.2], (40_000, 1))
         found = np.bincount(SamplingOptions(1.0, None, 1.0, np.random.default_rng(0)).choose(rows), minlength=4) / len(
             rows
