@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -361,7 +360,6 @@ def compare_queries(
     abstain_below: float | None = None,
     source: RowSource | None = None,
     readings: Mapping[bool, int] | None = None,
-    max_calls: int | None = None,
     wordings: int = 1,
 ) -> list[QueryOption]:
     """Returns designs at equal epsilon, best first (see `QueryOption.rank`).
@@ -383,7 +381,6 @@ def compare_queries(
         of a further candidate otherwise; None: none.
       source: where the numbers of rows come from; None: the usual guess.
       readings: calls per row by whether rows are calibrated; None: as they are, for one call.
-      max_calls: most private calls of one query; None: any number.
       wordings: public wordings that slots read in turn; several leave unit rows out.
     """
     check_int("labels", labels, low=2)
@@ -391,17 +388,11 @@ def compare_queries(
     if not mechanisms or not set(mechanisms) <= set(MECHANISMS):
         raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
     rests, reads = source or RowGuess(), readings or {False: 1}
-    dearest = math.inf if max_calls is None else float(check_int("max_calls", max_calls, low=1))
-    fitting = {False: dearest} if readings is None else {read: dearest / calls for read, calls in reads.items()}
     if base is not None:
         base.check_wordings(wordings)
 
-    def option(key: tuple[str, RowDesign]) -> QueryOption | None:
+    def option(key: tuple[str, RowDesign]) -> QueryOption:
         mechanism, design = key
-        rows = expected_rows(design, public_size)
-        affordable = [calibrated for calibrated, most in fitting.items() if rows <= most]
-        if not affordable:
-            return None
         rejects = rejection(abstain_below, design, public_size=public_size, mechanism=mechanism)
         plan = plan_queries(
             public_size,
@@ -416,23 +407,18 @@ def compare_queries(
             constants=rejects["constants"],
             is_rough=True,
         )
-        options = [
-            _option(plan, rests, calibrated, reads[calibrated], rejects["threshold"]) for calibrated in affordable
-        ]
+        options = (_option(plan, rests, calibrated, calls, rejects["threshold"]) for calibrated, calls in reads.items())
         return min(options, key=lambda one: one.rank)
 
     first, *others = dict.fromkeys(mechanisms)
     every = [*([] if base is None else [base]), *candidate_shapes(public_size)]
     shapes = dict.fromkeys(shape for shape in every if shape.takes_wordings(wordings))
     # Mechanisms are compared on one shape only: every option costs a calibration.
-    found = search_designs(
+    return search_designs(
         option,
         lambda _: ((first, shape) for shape in shapes),
         lambda best: ((name, best[0].plan.design) for name in others) if best else (),
     )
-    if not found:
-        raise fail("max_calls", "at least the rows of the smallest design", max_calls)
-    return found
 
 
 def rejection(

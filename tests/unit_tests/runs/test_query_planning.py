@@ -486,13 +486,6 @@ class TestComparison:
         few = compare_queries(9, epsilon=1.0, delta=1e-3, max_queries=2, labels=2, mechanisms=("gaussian",))
         assert [(o.plan.design.num_slots, o.plan.design.shots_per_slot) for o in few] == [(9, 1)]
 
-    def test_calls_per_query_are_bounded_calibration_included(self) -> None:
-        given = {"epsilon": 1.0, "delta": 1e-5, "max_queries": 50, "labels": 2, "mechanisms": ("gaussian",)}
-        found = compare_queries(3000, **given, max_calls=20, readings={False: 1, True: 2})
-        assert {round(o.plan.expected_rows) * (2 if o.calibrated else 1) for o in found} <= {10, 20}
-        with pytest.raises(ConfigurationError, match="max_calls"):
-            compare_queries(3000, **given, max_calls=9)
-
     def test_a_fixed_sample_is_compared_with_the_others(self) -> None:
         base = RowDesign.choose(num_slots=10, shots_per_slot=4, sampling="fixed")
         given = {"epsilon": 1.0, "delta": 1e-5, "max_queries": 50, "labels": 2, "mechanisms": ("gaussian",)}
@@ -510,7 +503,6 @@ class TestComparison:
             ({"mechanisms": ("laplace",)}, "mechanism"),
             ({"base": RowDesign.choose(num_slots=300)}, "public_size"),
             ({"public_size": 0}, "public_size"),
-            ({"max_calls": 0}, "max_calls"),
             ({"source": rows_of(0.5, 3)}, "labels: expected 3"),
         ],
     )
