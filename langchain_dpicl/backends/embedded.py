@@ -845,8 +845,8 @@ class EmbeddedModel(AwaitedInThreads):
                         running.discard(row)
                 if not running:
                     break
-            for prompt, row in zip(block, written, strict=True):
-                text = cut_at_stop(self.decode(row), words)
+            for prompt, ids in zip(block, written, strict=True):
+                text = cut_at_stop(self.decode(ids), words)
                 texts.append(text.removeprefix(" ") if prompt.endswith(" ") else text)
         return texts
 
