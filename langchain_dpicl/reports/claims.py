@@ -29,6 +29,7 @@ from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, RUN_TEM
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, ShareTerms, implementation_delta_of
 from langchain_dpicl.reports.rendering import (
     PACKAGE,
+    are_words_of,
     check_wrappers,
     format_rounded_up,
     own_version,
@@ -394,8 +395,8 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"limits: shares add to {name} {total!r}, above {limit!r}"
     if data["version"] == own_version():
         adjacency = check_adjacency(data["adjacency"])
-        for name, words in words_of(adjacency, limits["epsilon"]).items():
-            if data[name] != words:
+        for name in words_of(adjacency, limits["epsilon"]):
+            if not are_words_of(data, name, adjacency, limits["epsilon"]):
                 yield f"{name}: not the words of this version"
     _check_ledger(data["ledger"])
     check_wrappers(data.get("allowed_wrappers", []))

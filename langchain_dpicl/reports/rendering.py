@@ -31,6 +31,11 @@ TRUST = (
     "component gives private text to: they SEE it. The guarantee covers what the package returned, not what a provider "
     "or its logs keep."
 )
+# The sentence of earlier versions, in which every component sent private text to a model.
+EARLIER_TRUST = (
+    "Trusted: the process that ran, the ledger's storage, and the model provider: it SEES the private prompts. "
+    "The guarantee covers what the package returned, not what the provider or its logs keep."
+)
 ASSUMED_PUBLIC = (
     "the declarations of each data set below, public_size included",
     "templates, instructions, label sets, model names and every parameter shown under `public`",
@@ -72,6 +77,11 @@ def words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
         "noise_gap": NOISE_GAP + (NOISE_GAP_OPEN if epsilon > PROVED_EPSILON else ""),
         "digest_means": DIGEST_MEANS,
     }
+
+
+def are_words_of(data: Mapping[str, Any], name: str, adjacency: Adjacency, epsilon: float) -> bool:
+    """Returns whether a report's sentence is one of this version, or of an earlier one."""
+    return data[name] == words_of(adjacency, epsilon)[name] or (name, data[name]) == ("trust", EARLIER_TRUST)
 
 
 def own_version() -> str:
