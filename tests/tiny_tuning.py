@@ -80,3 +80,9 @@ def bert(kind: str = "BertForSequenceClassification", *, context: int = 128, **o
     """Two types of tokens, and a pooler under the head."""
     config = _encoder("BertConfig", vocab_size=300, max_position_embeddings=context, **options)
     return tiny_hf._made(kind, config)
+
+
+def roformer(kind: str = "RoFormerForSequenceClassification", **options: Any) -> Any:
+    """No positions: how far two tokens are apart is seen from their places."""
+    config = _encoder("RoFormerConfig", vocab_size=300, max_position_embeddings=128, pad_token_id=0, **options)
+    return tiny_hf._made(kind, config)

@@ -349,7 +349,7 @@ class SoftPromptClassifier(PublicRunnable[Any, str]):
 
     An input is a text (also a prompt value, a message or a document), or a dict with "text", optionally "pair" (a
     second text) and "prompt" (the name of the soft prompt). Several prompts share one model, and a batch runs together
-    also with different prompts. Inputs must be PUBLIC; serving is free.
+    also with different prompts of one length. Inputs must be PUBLIC; serving is free.
 
     Args:
       model: a model object or a local folder, of the kind that the prompts were trained on; for a causal one also a

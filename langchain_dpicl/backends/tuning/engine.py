@@ -729,22 +729,29 @@ class SoftPromptScorer:
             )
 
     def scores(self, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
-        """Returns float64[labels] per text: the probability of each label, in one forward per batch and method."""
+        """Returns float64[labels] per text: the probability of each label.
+
+        A batch runs behind prompts of one method and length: padding between a prompt and its text would move the
+        answers of models that see how far apart two tokens are.
+        """
         rows: list[NDArray[np.float64]] = [np.zeros(0)] * len(questions)
-        for method in self._prompted:
-            places = [place for place, one in enumerate(questions) if self._taught[one.prompt].method == method]
+        alike: dict[tuple[Method, int], list[int]] = {}
+        for place, one in enumerate(questions):
+            taught = self._taught[one.prompt]
+            alike.setdefault((taught.method, len(taught.numbers)), []).append(place)
+        for places in alike.values():
             for start in range(0, len(places), self._batch_size):
                 block = places[start : start + self._batch_size]
-                answers = self._attempt(method, [questions[place] for place in block])
+                answers = self._attempt([questions[place] for place in block])
                 for place, answer in zip(block, answers, strict=True):
                     rows[place] = answer
         return rows
 
-    def _attempt(self, method: Method, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
+    def _attempt(self, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
         kind = ""
         try:
             with self._lock, torch.inference_mode():
-                answers = self._score(method, questions)
+                answers = self._score(questions)
         except Exception as error:  # noqa: BLE001  whatever a model raises
             kind = kind_of(error)
         if kind == "memory":
@@ -755,11 +762,11 @@ class SoftPromptScorer:
             raise ModelCallError("the model gave no numbers for a text; try another dtype or model")
         return answers
 
-    def _score(self, method: Method, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
-        """Reads texts of one method's prompts in one forward."""
-        prompted = self._prompted[method]
-        model_checks.end_training_mode(prompted.model)
+    def _score(self, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
+        """Reads texts behind prompts of one method and length in one forward."""
         taught = [self._taught[one.prompt] for one in questions]
+        prompted = self._prompted[taught[0].method]
+        model_checks.end_training_mode(prompted.model)
         read = [one.reader.input(asked.text, asked.pair) for one, asked in zip(taught, questions, strict=True)]
         length = max(len(one.ids) for one in read)
         rows = stack_inputs(
@@ -772,17 +779,8 @@ class SoftPromptScorer:
         )
         if self._kind == "masked_lm":
             rows.at = torch.tensor([one.at for one in read], device=prompted.device)
-        prompts, mask = _side_by_side([one.numbers for one in taught])
-        logits = prompted.forward(prompts, rows, prompt_mask=mask)[:, -1].float()
+        logits = prompted.forward(torch.stack([one.numbers for one in taught]), rows)[:, -1].float()
         return [_shares(row, one.words) for row, one in zip(logits, taught, strict=True)]
-
-
-def _side_by_side(prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns prompts padded behind to one length, as a head reads the first place, and their masks."""
-    count = max(len(one) for one in prompts)
-    padded = torch.stack([torch.nn.functional.pad(one, (0, 0, 0, count - len(one))) for one in prompts])
-    lengths = torch.tensor([[len(one)] for one in prompts], device=padded.device)
-    return padded, torch.arange(count, device=padded.device)[None] < lengths
 
 
 def _shares(logits: torch.Tensor, words: torch.Tensor | None) -> NDArray[np.float64]:

@@ -120,19 +120,16 @@ class PromptedModel:
         limits = [None if context is None else context - (self.offset or 0), self.facts.window]
         return min([limit for limit in limits if limit is not None], default=None)
 
-    def forward(
-        self, prompts: torch.Tensor, rows: PromptedRows, *, prompt_mask: torch.Tensor | None = None, keep: int = 1
-    ) -> torch.Tensor:
+    def forward(self, prompts: torch.Tensor, rows: PromptedRows, *, keep: int = 1) -> torch.Tensor:
         """Returns raw logits float[rows, places, outputs].
 
         Args:
           prompts: float[rows, virtual tokens, dim], one prompt per row.
           rows: what stands behind them.
-          prompt_mask: bool[rows, virtual tokens], where prompts are of several lengths: what is no padding.
           keep: how many of the last places are asked about; causal models only. Of others it is one place: the one at
             `rows.at`, or the head.
         """
-        arguments = self._inputs(prompts, rows, prompt_mask)
+        arguments = self._inputs(prompts, rows)
         if self.is_causal:
             arguments["use_cache"] = self.facts.cache in arguments
             if self._keep:
@@ -166,12 +163,10 @@ class PromptedModel:
         embedded: torch.Tensor = self.model.get_input_embeddings()(ids)
         return embedded
 
-    def _inputs(self, prompts: torch.Tensor, rows: PromptedRows, prompt_mask: torch.Tensor | None) -> dict[str, Any]:
+    def _inputs(self, prompts: torch.Tensor, rows: PromptedRows) -> dict[str, Any]:
         """Returns the arguments of a forward."""
         count = prompts.shape[1]
-        if prompt_mask is None:
-            prompt_mask = rows.mask.new_ones((len(rows.ids), count))
-        seen = torch.cat([prompt_mask, rows.mask], dim=1)
+        seen = torch.nn.functional.pad(rows.mask, (count, 0), value=True)
         if self.method == "soft_prompt":
             asked, types = seen, _zeros_before(rows.types, count)
             embedded = self._embedded(rows.ids)
