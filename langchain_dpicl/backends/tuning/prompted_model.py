@@ -144,7 +144,7 @@ class PromptedModel:
         row = torch.tensor([list(ids)], device=self.device)
         with torch.no_grad():
             if self.method == "soft_prompt":
-                return self._embedded(row)[0].float()
+                return self._embedded(row)[0].detach().float()  # a hook may ask for gradients even here
             pairs = self._pairs(row)
         layers = [tensor[0].transpose(0, 1).reshape(len(row[0]), -1) for pair in pairs for tensor in pair]
         return torch.cat(layers, dim=1).float()

@@ -155,6 +155,16 @@ def test_a_text_without_tokens_is_refused() -> None:
         engine("gpt2", "soft_prompt").initial("")
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_whose_embeddings_ask_for_gradients_is_taken(method: Method) -> None:
+    """As after `gradient_checkpointing_enable()`, or when peft has prepared a quantized model."""
+    plain, model = tiny_tuning.llama(), tiny_tuning.llama()
+    model.enable_input_require_grads()
+    found, expected = (engine("llama", method, model=one) for one in (model, plain))
+    assert np.array_equal(found.initial("red"), expected.initial("red"))
+    assert found.check(found.initial("red")) == expected.check(expected.initial("red"))
+
+
 def test_random_prompts_are_words_of_the_vocabulary_and_differ() -> None:
     made = engine("gpt2", "soft_prompt")
     first, second = (made.initial() for _ in range(2))
