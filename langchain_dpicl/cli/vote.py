@@ -336,6 +336,8 @@ def _call_of(arguments: argparse.Namespace, method: str, say: Say, complain: Say
     if settings.budget.ledger is not None and settings.budget.delta is not None:
         advice = "A share of a ledger has the delta in proportion to its epsilon."
         raise fail("--delta", "none with --ledger", settings.budget.delta, advice)
+    if settings.model.private_process:
+        raise fail("model.private_process", "false: LangChain calls the model, in this process", True)
     name = arguments.evaluator
     evaluator = Exact() if name is None else load_named("--evaluator", name)
     if not isinstance(evaluator, Evaluator):
@@ -372,12 +374,17 @@ def _template(path: Path) -> Any:
 
 def _model(settings: Settings) -> Any:
     """Returns the model of a chain, which LangChain calls."""
+    from langchain_core.runnables import Runnable
+
     _check_chain_model(settings)
     if settings.model.name == "embedded":
         from langchain_dpicl.serving import EmbeddedLLM
 
         return EmbeddedLLM(max_tokens=8)
-    return load_model(settings.model)
+    model = load_model(settings.model)
+    if not isinstance(model, Runnable) and not callable(model):  # LangChain makes a step of either
+        raise fail("--model", "a LangChain model", type(model), "Wrap an engine: LocalLLM(backend=engine).")
+    return model
 
 
 def _check_chain_model(settings: Settings) -> None:

@@ -20,6 +20,7 @@ MODELS = """
 from langchain_core.language_models.llms import LLM
 from langchain_dpicl.evaluation import Judge, Pure, Score
 from langchain_core.prompts import PromptTemplate
+from langchain_dpicl.backends.fake import FakeBackend
 
 class Reader(LLM):
     down: bool = False
@@ -36,6 +37,7 @@ class Reader(LLM):
 llm, down = Reader(), Reader(down=True)
 short = Score(Pure(lambda inputs, outputs, reference: len(outputs) < 6), name="short")
 judge = Judge(PromptTemplate.from_template("{text} {answer}") | llm, marks=(1, 2))
+engine = FakeBackend(lambda prompt, text: {"card": 1.0}, vocabulary=["card"])
 def plain(outputs):
     return 1
 """
@@ -172,6 +174,25 @@ FAULTS = [
     ("evaluate", ("--prompt", "good.txt", "--set", "zzz=1", "--out", "o.json"), 2, "zzz"),
     ("evaluate", ("--prompt", "good.txt", "--part", "train", "--out", "o.json"), 2, "'choose', 'test'"),
     ("evaluate", ("--prompt", "good.txt", "--part", "all", "--dry-run"), 2, "found 'all'"),
+    ("evaluate", ("--prompt", "good.txt", "--set", "model.private_process=true", "--dry-run"), 2, "found True"),
+    (
+        "choose",
+        ("--prompt", "good.txt", "--prompt", "bad.txt", "--set", "model.private_process=true", "--out", "o.json"),
+        2,
+        "model.private_process: expected false",
+    ),
+    (
+        "evaluate",
+        ("--prompt", "good.txt", "--model", "evaluation_models:engine", "--out", "o.json"),
+        2,
+        "found FakeBackend",
+    ),
+    (
+        "choose",
+        ("--prompt", "good.txt", "--prompt", "bad.txt", "--model", "evaluation_models:engine", "--out", "o.json"),
+        2,
+        "--model: expected a LangChain model",
+    ),
     (
         "evaluate",
         ("--prompt", "good.txt", "--model", "evaluation_models:down", "--out", "o.json"),
