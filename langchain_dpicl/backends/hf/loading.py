@@ -74,6 +74,11 @@ def load(
     if isinstance(model, str | os.PathLike):
         model = _from_folder(_folder(model), dtype, AUTO_CLASSES[kind])
         device = _best_device() if device is None else device
+    elif not hasattr(model, "config") or not hasattr(model, "parameters"):
+        raise ConfigurationError(
+            f"expected a model of transformers, or the path of one, found {type(model).__name__}; of a pipeline or "
+            "a wrapper pass the model in it"
+        )
     elif dtype is not None and str(model.dtype) != f"torch.{dtype}":
         raise ConfigurationError(
             f"expected a model object in dtype {dtype}, found {model.dtype}: its weights are yours and are not "
@@ -150,10 +155,11 @@ def _read_local(kind: Any, folder: Path, **options: Any) -> Any:
     try:
         with _no_progress_bars():
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # every reader of weights has errors of its own
         msg = (
             f"expected a folder that {kind.__name__} reads without fetching files or running code, found {folder}, "
-            f"which it does not: {error}; save model and tokenizer there with save_pretrained, or pass the objects"
+            f"which it does not: {type(error).__name__}: {error}; "
+            "save model and tokenizer there with save_pretrained, or pass the objects"
         )
         raise ConfigurationError(msg) from error
 

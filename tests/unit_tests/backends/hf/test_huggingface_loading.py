@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -56,6 +57,20 @@ class TestFolders:
             HuggingFaceBackend(tmp_path)
         with pytest.raises(ConfigurationError, match="AutoModelForCausalLM reads without fetching"):
             HuggingFaceBackend(tmp_path, folder)
+
+    @pytest.mark.parametrize("fault", ["cut short", "a pointer to the weights", "another size"])
+    def test_a_folder_whose_model_cannot_be_read_is_named(self, fault, folder, tmp_path):
+        broken = tmp_path / "broken"
+        shutil.copytree(folder, broken)
+        weights, config = broken / "model.safetensors", broken / "config.json"
+        if fault == "cut short":
+            weights.write_bytes(weights.read_bytes()[:-500])
+        elif fault == "another size":
+            config.write_text(config.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))
+        else:
+            weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+        with pytest.raises(ConfigurationError, match=r"AutoModelForCausalLM reads without fetching.*broken, which"):
+            HuggingFaceBackend(broken, **LENGTHS)
 
     def test_nothing_is_fetched_and_no_code_of_a_model_is_run(self, folder, monkeypatch):
         asked = []
@@ -132,6 +147,14 @@ class TestObjects:
         with pytest.raises(ConfigurationError, match="its weights are yours"):
             engine(tiny_hf.llama(), dtype="bfloat16")
         assert engine(tiny_hf.llama(), dtype="float32").name == "LlamaForCausalLM"
+
+    @pytest.mark.parametrize("wrap", [transformers.TextGenerationPipeline, torch.nn.DataParallel, object])
+    def test_an_object_around_a_model_is_refused(self, wrap):
+        model, tokenizer = tiny_hf.llama(), tiny_hf.byte_tokenizer()
+        given = {"model": model, "tokenizer": tokenizer} if wrap is transformers.TextGenerationPipeline else {}
+        wrapped = wrap(model) if wrap is torch.nn.DataParallel else wrap(**given)
+        with pytest.raises(ConfigurationError, match=f"expected a model of transformers.*found {wrap.__name__}"):
+            HuggingFaceBackend(wrapped, tokenizer, **LENGTHS)
 
     def test_an_object_is_moved_if_asked(self):
         model = tiny_hf.llama()
