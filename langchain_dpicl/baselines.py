@@ -90,6 +90,7 @@ from langchain_dpicl.release.curator import (
     sum_rows,
 )
 from langchain_dpicl.release.token_block import ReleaseBlock, argmax_index, block_on
+from langchain_dpicl.released.base import listed
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.released.soft_prompt import SoftPrompt
 from langchain_dpicl.runs.query_plan import declared_design, design_of_queries
@@ -669,6 +670,8 @@ def real_demonstrations_without_privacy(
       PrivateAccessError: the examples are attached to a ledger.
       ConfigurationError: fewer records than asked for.
     """
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
     check_int("shots_per_label", shots_per_label, low=1)
     shown = [name for name in (private.text_key, private.label_key) if name is not None]
     examples: list[dict[str, str]] = []
@@ -749,6 +752,7 @@ def label_votes_without_privacy(
     """
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
+    queries = listed("queries", queries)
     answers = option_of("answers", answers, LabelAnswers)
     voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
     size = private.public_size_of(None)

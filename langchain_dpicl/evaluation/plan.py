@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
@@ -352,6 +352,8 @@ def plan_evaluation(
     check_name("partition", partition)
     size = check_int("public_size", public_size, low=1)
     read = size if sample is None else min(size, check_int("sample", sample, low=1))
+    if not isinstance(widths, Iterable) or (isinstance(widths, tuple) and all(isinstance(one, int) for one in widths)):
+        raise fail("widths", "a list with the widths of each evaluator, such as [Exact.widths(10)] or [2, 3]", widths)
     tables = tuple((one,) if isinstance(one, int) else _both(one) for one in widths)
     flat = tuple(itertools.chain.from_iterable(tables))
     release = OutcomePlan(PoissonUnits(read / size), OutcomeTable(flat), DiscreteLaplaceMechanism(1.0), adjacency)

@@ -63,6 +63,16 @@ class TestUnprotected:
             Budget(epsilon=1.0, delta=1e-6).bind(private)
 
 
+def test_records_are_no_private_examples_and_one_question_is_no_list_of_them() -> None:
+    baseline: Any
+    for baseline in UNPROTECTED:
+        with pytest.raises(ConfigurationError, match="private: expected PrivateExamples"):
+            baseline(RECORDS)
+    for queries in ("my card", {"input": "my card"}, None):
+        with pytest.raises(ConfigurationError, match="queries: expected a sequence"):
+            label_votes_without_privacy(private_examples(), queries, llm=engine())  # type: ignore[arg-type]
+
+
 def test_real_demonstrations_refuse_more_shots_than_there_are() -> None:
     with pytest.raises(ConfigurationError):
         real_demonstrations_without_privacy(private_examples(), shots_per_label=41)

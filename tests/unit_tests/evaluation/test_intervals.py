@@ -186,7 +186,9 @@ def test_the_expected_width_allows_for_the_noise_of_every_outcome(widths):
     assert np.median(found) == pytest.approx(plan.expected()["population"], rel=0.1)
 
 
-@pytest.mark.parametrize("widths", [[], [()], [(6, 2, 2)], ["6"], [[6, 2]], [0], [True]], ids=str)
+@pytest.mark.parametrize(
+    "widths", [[], [()], [(6, 2, 2)], ["6"], [[6, 2]], [0], [True], 5, None, Exact.widths(10)], ids=str
+)
 def test_widths_that_are_none_are_refused(widths):
     with pytest.raises(ConfigurationError, match="widths"):
         plan_evaluation(2_000, widths=widths, epsilon=0.5, delta=1e-6)
