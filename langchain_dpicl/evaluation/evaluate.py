@@ -527,6 +527,10 @@ def silent_question(
         else SilentChain.of(one.judge, known=(*names, ANSWER), inputs=inputs, retry=retry, name="judge")
         for one in bound
     )
+    for judge in filter(None, judges):
+        if ANSWER not in judge.fields.values():
+            advice = "Its mark would say nothing of the chain. Nothing was charged."
+            raise fail("judge", f"a template that shows {ANSWER!r}, what the chain says", sorted(judge.fields), advice)
     shown = {variable for one in (*under_test, *filter(None, judges)) for variable in one.fields}
     if unknown := sorted(set(inputs or {}) - shown):
         raise fail("inputs", f"variables of the templates, {sorted(shown)}", unknown)

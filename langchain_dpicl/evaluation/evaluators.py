@@ -240,10 +240,11 @@ class Exact(Evaluator):
 class Score(Evaluator):
     """The mark that an own function gives, which is called by name with those of these that it takes, as by LangSmith.
 
-    `inputs` are the record's fields without the label, `outputs` the chain's answer (a text where the chain has no
-    parser), `reference` or `reference_outputs` the label (None without labels). An empty answer has the least mark
-    without a call. Anything that is not one of the declared marks, an exception, and a call that failed, counts as the
-    least mark. True and False are the marks 1 and 0; of a mapping, as LangSmith takes it, "score" counts.
+    It takes `outputs`, and may take the others. `inputs` are the record's fields without the label, `outputs` the
+    chain's answer (a text where the chain has no parser), `reference` or `reference_outputs` the label (None without
+    labels). An empty answer has the least mark without a call. Anything that is not one of the declared marks, an
+    exception, and a call that failed, counts as the least mark. True and False are the marks 1 and 0; of a mapping, as
+    LangSmith takes it, "score" counts.
 
     Args:
       function: a `Pure` function.
@@ -298,8 +299,9 @@ def _taken(function: Callable[..., Any]) -> tuple[str, ...]:
         return _NAMES
     named = {one.name for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
     needed = [one.name for one in parameters if one.default is one.empty]
-    if not needed or not set(needed) <= named & set(_NAMES):
-        raise fail("Score", f"a function of some of {list(_NAMES)}", needed, "It is called by these names.")
+    if "outputs" not in named or not needed or not set(needed) <= named & set(_NAMES):
+        expected = f"a function of some of {list(_NAMES)}, outputs among them"
+        raise fail("Score", expected, needed, "It is called by these names.")
     return tuple(name for name in _NAMES if name in named)
 
 
@@ -307,7 +309,7 @@ def _taken(function: Callable[..., Any]) -> tuple[str, ...]:
 class Judge(Evaluator):
     """The mark that a judge, a model with a prompt, gives to an answer.
 
-    The prompt may use the record's fields, the label among them, and `answer`, what the chain under test answered. The
+    The prompt shows `answer`, what the chain under test answered, and may use the record's fields, also the label. The
     judge's own answer counts if it begins with one of the marks, at once or behind a few words and a colon, and holds
     no other number: "4", "**Score:** 4.0", "4 - it is right". Anything else counts as the least mark: "4/5",
     "4 out of 5", "not 4", "4 or 5".

@@ -317,7 +317,8 @@ def test_a_model_that_starts_runs_in_an_older_thread_is_refused_and_nothing_is_c
         relay.invoke("CONTROL")
         assert "CONTROL" in str(seen._cache)
         call = {"chain": TEMPLATE | reader(), "evaluators": Exact()}
-        call |= {"evaluators": Judge(TEMPLATE | relay)} if place == "judge" else {place: TEMPLATE | relay}
+        judge = PromptTemplate.from_template("{text} {answer}") | relay
+        call |= {"evaluators": Judge(judge)} if place == "judge" else {place: TEMPLATE | relay}
         with pytest.raises(UnsilencableModelError, match="starts LangChain runs"):
             dp_evaluate(**call, private=examples(), budget=spender)
     finally:

@@ -166,7 +166,8 @@ def test_an_own_function_is_called_by_the_names_it_takes(function):
 
 @pytest.mark.parametrize("function", [
     lambda i, o, r: 1, lambda outputs, expected: 1, lambda outputs, /: 1, lambda *given: 1, lambda: 1,
-], ids=["short names", "another name", "by position", "any number", "none"])  # fmt: skip
+    lambda inputs, reference: 1,
+], ids=["short names", "another name", "by position", "any number", "none", "no answer"])  # fmt: skip
 def test_an_own_function_of_other_names_is_refused_before_it_pays(function):
     spender = Budget(epsilon=1.0, delta=1e-5)
     with pytest.raises(ConfigurationError, match="reference_outputs"):
@@ -290,6 +291,19 @@ def test_what_has_to_be_awaited_is_refused(function):
         Pure(function)
 
 
+def test_a_judge_that_is_not_shown_the_answer_is_refused_before_it_pays():
+    spender, blind = Budget(epsilon=1.0, delta=1e-5), PromptTemplate.from_template("{text} {queue}") | reader()
+    call = {"private": examples(), "budget": spender, "epsilon": 0.5}
+    with pytest.raises(ConfigurationError, match=r"judge: .* that shows 'answer', .* found \['queue', 'text'\]"):
+        dp_evaluate(TEMPLATE | reader(), evaluators=[Exact(), Judge(blind)], **call)
+    with pytest.raises(ConfigurationError, match="judge: expected a template that shows 'answer'"):
+        dp_choose({"a": TEMPLATE | reader(), "b": TEMPLATE | reader()}, evaluator=Judge(blind), **call)
+    assert spender.remaining_epsilon == 1.0
+    renamed = Judge(PromptTemplate.from_template("{said}") | reader(card="1"))
+    asked = silent_question(examples(), {"c": TEMPLATE | reader()}, renamed, inputs={"said": "answer"}, timeout=None)
+    assert asked.judges[0].fields == {"said": "answer"}
+
+
 def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_text():
     model, own = FakeListChatModel(responses=["card"]), RunnableLambda(Pure(lambda message: message.content))
     with pytest.raises(CapabilityError, match="StrOutputParser"):
@@ -302,9 +316,10 @@ def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_
 @pytest.mark.parametrize("place", ["chain", "judge"])
 def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, place):
     chain = TEMPLATE | reader() | parser
+    judge = PromptTemplate.from_template("{text} {answer}") | reader() | parser
     with pytest.raises(CapabilityError, match="StrOutputParser"):
         rows(
-            [[CARD]], *((Exact(),) if place == "chain" else (Judge(chain),)), chain=chain if place == "chain" else None
+            [[CARD]], *((Exact(),) if place == "chain" else (Judge(judge),)), chain=chain if place == "chain" else None
         )
     own = RunnableLambda(Pure(str))
     assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 2)

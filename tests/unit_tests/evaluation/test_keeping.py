@@ -43,8 +43,12 @@ BASE = {"chain": TEMPLATE | MODEL, "evaluators": EXACT, "epsilon": 0.5}
 JUDGE = TEMPLATE | MODEL
 
 
-def chat(text):
-    return ChatPromptTemplate.from_messages([("system", text), ("human", "{text}")])
+def chat(text, human="{text}"):
+    return ChatPromptTemplate.from_messages([("system", text), ("human", human)])
+
+
+def judge(text):
+    return Judge(chat(text, "{text} {answer}") | MODEL)
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def of_marks(**marks):
 OTHERS = {
     "a system message": ({**BASE, "chain": chat("a") | MODEL}, {**BASE, "chain": chat("b") | MODEL}),
     "a judge's system message": (
-        {**BASE, "evaluators": Judge(chat("a") | MODEL)}, {**BASE, "evaluators": Judge(chat("b") | MODEL)},
+        {**BASE, "evaluators": judge("a")}, {**BASE, "evaluators": judge("b")},
     ),
     "the timeout": (BASE, {**BASE, "timeout": 30}),
     "the marks": (of_marks(marks=(0, 1)), of_marks(marks=(1, 2))),
@@ -81,8 +85,8 @@ OTHERS = {
     "the sample": (BASE, {**BASE, "sample": 20}),
     "the baseline": ({**BASE, "baseline": chat("a") | MODEL}, {**BASE, "baseline": chat("b") | MODEL}),
     "chain and judge in turn": (
-        {**BASE, "chain": chat("a") | MODEL, "evaluators": Judge(chat("b") | MODEL)},
-        {**BASE, "chain": chat("b") | MODEL, "evaluators": Judge(chat("a") | MODEL)},
+        {**BASE, "chain": chat("a") | MODEL, "evaluators": judge("b")},
+        {**BASE, "chain": chat("b") | MODEL, "evaluators": judge("a")},
     ),
 }  # fmt: skip
 
