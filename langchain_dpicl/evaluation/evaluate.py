@@ -387,9 +387,7 @@ class EvaluationResult(Saved):
         Raises:
           ConfigurationError: no `Exact` evaluator without a baseline, or another label.
         """
-        one = next((each for each in self.evaluators.values() if each.labels), None)
-        if one is None or self.is_paired:
-            raise fail("recall", "an Exact evaluator and no baseline", list(self.evaluators))
+        one = self._exact("recall")
         if label not in one.labels:
             raise fail("label", f"one of {list(one.labels)}", label)
         kept = [place for place, (true, _) in enumerate(one.cells) if true == label]
@@ -397,8 +395,19 @@ class EvaluationResult(Saved):
 
     @property
     def confusion(self) -> Mapping[tuple[str, str], int]:
-        """The noisy count of each (label, answer) of the first evaluator."""
-        return self.tables[next(iter(self.tables))]
+        """The noisy count of each (label, answer).
+
+        Raises:
+          ConfigurationError: no `Exact` evaluator without a baseline; see `tables`.
+        """
+        return self.tables[self._exact("confusion").name]
+
+    def _exact(self, asked: str) -> BoundEvaluator:
+        """Returns the first evaluator whose outcomes are pairs of label and answer."""
+        one = next((each for each in self.evaluators.values() if each.labels), None)
+        if one is None:
+            raise fail(asked, "an Exact evaluator and no baseline", list(self.evaluators))
+        return one
 
     def _named(self, name: str | None) -> BoundEvaluator:
         chosen = next(iter(self.evaluators)) if name is None else name

@@ -185,6 +185,8 @@ def test_a_difference_is_of_the_same_records():
     assert found.mean().low > 0.9
     with pytest.raises(ConfigurationError, match="recall"):
         found.recall("card")
+    with pytest.raises(ConfigurationError, match="confusion: expected an Exact evaluator and no baseline"):
+        _ = found.confusion
 
 
 def test_asked_again_it_returns_the_kept_result_and_other_arguments_pay():
