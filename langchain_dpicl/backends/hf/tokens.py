@@ -101,6 +101,11 @@ class TokenizerMaps:
         unknown = self._tokenizer.unk_token_id
         return not any(unknown in self._ids(piece, False) for piece in self._plain(text))
 
+    def special_in(self, text: str) -> list[str]:
+        """Returns the special tokens that a text spells, which `encode` reads letter by letter."""
+        names = {name for id_, name in self._added.items() if id_ in self.special and name.strip()}
+        return sorted(name for name in names if name in text)
+
     def continued(self, text: str) -> list[int]:
         """Returns the ids of a text that follows other text: no space is added before it."""
         if not self._begins_with_space:

@@ -561,13 +561,18 @@ class PromptEngine(Uncopyable):
         return self._batches.vector(parameters)
 
     def _check_fits(self) -> None:
-        """Refuses lengths beyond the context, and a tokenizer whose ids the model does not know."""
+        """Refuses lengths beyond the context, special tokens in the template, and ids that the model does not know."""
         limit, task = self.prompted.limit, self.task
         length = self.num_virtual_tokens + task.max_input_tokens + (task.max_target_tokens if task.writes_text else 0)
         if limit is not None and length > limit:
             raise ConfigurationError(
                 "expected num_virtual_tokens + max_input_tokens (+ max_target_tokens) <= "
                 f"{limit}, the model's context, found {length}; lower one of them"
+            )
+        if special := self.reader.tokens.special_in(task.template):
+            raise ConfigurationError(
+                f"template: expected no special tokens, found {special}, which would be read letter by letter, as in a "
+                "text; describe the input in words"
             )
         reads = self.prompted.facts.reads
         if max([self.reader.filler, *self.reader.word_ids, *self.reader.input("a", "a").ids]) >= reads:

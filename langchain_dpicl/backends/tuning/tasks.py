@@ -34,7 +34,7 @@ class PromptTask:
         "sequence_classification": the model has a head with one output per label.
       template: the input. `{text}` once; `{pair}` where there is a second text; `{mask}` once for a masked model. Of a
         causal model the answer follows right behind. "": `{text}\nLabel:` of a causal model, `{text} {mask}` of a
-        masked one, and for a head the text, or the two as the tokenizer joins them.
+        masked one, and for a head the text, or the two as the tokenizer joins them. No special tokens.
       labels: the classes; () for a causal model that writes free text.
       words: one per label, as it stands in the text behind the template, with its space where there is one; each is
         one token. (): each label behind a space; none for free text and for a head, whose outputs are the labels in

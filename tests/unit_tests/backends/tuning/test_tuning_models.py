@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,15 @@ def test_a_text_is_repeated_or_cut_to_the_length_of_the_prompt(method: Method) -
     again = made.prompted.written((short * COUNT)[:COUNT]).numpy()
     assert np.abs(made.arrays(made.initial("red"))["prompt_embeddings"] - again).max() < 1e-3
     assert found.shape == again.shape == (COUNT, made.prompted.dim)
+
+
+def test_a_template_with_special_tokens_is_refused_before_it_is_trained() -> None:
+    """They would be read letter by letter, as in a text of somebody."""
+    chat = replace(CAUSAL, template="<|im_start|>user\n{text}<|im_end|>", max_input_tokens=64)
+    with pytest.raises(ConfigurationError, match=r"^template: .*found \['<\|im_end\|>', '<\|im_start\|>'\]"):
+        PromptEngine(
+            tiny_tuning.llama(), tiny_hf.byte_tokenizer(chat=True), method="prefix", num_virtual_tokens=2, task=chat
+        )
 
 
 def test_a_text_without_tokens_is_refused() -> None:
