@@ -420,7 +420,7 @@ class PromptEngine(Uncopyable):
         dtype = dtype or ("float32" if is_folder else None)
         with torch.inference_mode(mode=False):  # tensors made in that mode can never be part of a gradient
             model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=task.kind)
-            _check_has_gradients(model)
+            _check_weights(model)
             self.method: Method = method
             self.num_virtual_tokens = num_virtual_tokens
             self.task = task
@@ -630,7 +630,13 @@ def _chunks(groups: Sequence[Sequence[TrainingExample]], size: int) -> Iterator[
         yield chunk
 
 
-def _check_has_gradients(model: Any) -> None:
+def _check_weights(model: Any) -> None:
+    """Refuses weights of which no gradient can be taken, or no digest."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ConfigurationError(
+            f"expected a model with its weights in memory, found {type(model).__name__} with some offloaded; load it "
+            "without offloading"
+        )
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise ConfigurationError(
             f"expected a model whose weights were made outside torch.inference_mode(), found {type(model).__name__} "

@@ -431,6 +431,15 @@ def test_weights_made_in_inference_mode_are_refused_and_left_as_they_are() -> No
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_model_with_weights_that_are_elsewhere_is_refused() -> None:
+    """As accelerate leaves a layer on a disk, which it may have filled in inference mode before."""
+    model = tiny_tuning.llama()
+    with torch.inference_mode():
+        model.model.layers[1].to("meta")
+    with pytest.raises(ConfigurationError, match=r"weights in memory, found LlamaForCausalLM with some offloaded"):
+        engine("llama", "soft_prompt", model=model)
+
+
 def test_weights_of_low_precision_are_told_apart_too() -> None:
     model = tiny_tuning.llama(dtype=torch.bfloat16)
     made = engine("llama", "prefix", model=model)
