@@ -17,6 +17,7 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 
+_A_MODEL = "it holds a whole model. Construct it in the other process"
 _LEAST = 8
 """Room for private prompts of an engine that is built here, which reads none."""
 
 
-class SoftPromptBackend:
+class SoftPromptBackend(Uncopyable):
     r"""An engine of a causal model with released soft prompts in front of its input. For PUBLIC texts; serving is free.
 
     `LocalLLM(backend=SoftPromptBackend(model, prompt))` streams, stops and samples as with any engine. A text is put
@@ -64,6 +66,9 @@ class SoftPromptBackend:
     """
 
     chat = False
+
+    _pickle_error = ConfigurationError
+    _pickle_advice = _A_MODEL
 
     def __init__(
         self,
@@ -344,7 +349,7 @@ _CARRIERS = (str, PromptValue, BaseMessage, Document)
 
 
 @tells_how_to_build()
-class SoftPromptClassifier(PublicRunnable[Any, str]):
+class SoftPromptClassifier(Uncopyable, PublicRunnable[Any, str]):
     """Labels texts with released soft prompts: by label words, or by a sequence-classification head.
 
     An input is a text (also a prompt value, a message or a document), or a dict with "text", optionally "pair" (a
@@ -368,6 +373,9 @@ class SoftPromptClassifier(PublicRunnable[Any, str]):
       CapabilityError: the model does not support such a prompt.
       ModelCallError: memory ran out.
     """
+
+    _pickle_error = ConfigurationError
+    _pickle_advice = _A_MODEL
 
     def __init__(
         self,

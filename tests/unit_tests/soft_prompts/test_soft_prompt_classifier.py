@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import math
+import pickle
 import threading
 import time
 import warnings
@@ -507,3 +509,11 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 def test_it_shows_names_and_no_numbers() -> None:
     served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
     assert repr(served) == "SoftPromptClassifier('LlamaForCausalLM', prompts=['default'], default='default')"
+
+
+def test_its_copies_are_itself_and_pickles_are_refused() -> None:
+    served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
+    assert copy.copy(served) is served
+    assert copy.deepcopy([served])[0] is served
+    with pytest.raises(ConfigurationError, match="SoftPromptClassifier cannot be pickled: it holds a whole model"):
+        pickle.dumps(served)

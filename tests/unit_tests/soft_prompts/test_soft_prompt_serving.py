@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import pickle
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -173,6 +174,13 @@ def test_one_engine_per_prompt_shares_the_model() -> None:
         LocalLLM(backend=served).invoke(TEXT)
     with pytest.raises(ConfigurationError, match=r"default: expected one of \['a', 'b'\], found 'c'"):
         served.named("c")
+
+
+def test_copies_of_a_model_on_it_share_the_engine_and_pickles_are_refused() -> None:
+    llm = LocalLLM(backend=backend(), max_tokens=LENGTH)
+    assert llm.model_copy(deep=True).backend is llm.backend
+    with pytest.raises(ConfigurationError, match="SoftPromptBackend cannot be pickled: it holds a whole model"):
+        pickle.dumps(llm)
 
 
 def test_a_cache_of_langchain_tells_prompts_apart() -> None:
