@@ -486,7 +486,7 @@ def _scorer(
     model: Any, tokenizer: Any, *, kind: TaskKind, batch_size: int, device: str | None, dtype: str | None
 ) -> SoftPromptScorer:
     is_own = isinstance(model, str | os.PathLike)
-    model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=kind)
+    model, tokenizer, _ = loading.load(model, tokenizer, device=device, dtype=dtype, kind=kind)
     from langchain_dpicl.backends.tuning.engine import SoftPromptScorer  # imports torch, which `load` has checked for
 
     return SoftPromptScorer(model, tokenizer, kind=kind, batch_size=batch_size, is_own=is_own)

@@ -200,6 +200,7 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
         if not hasattr(engine, "weights_digest"):
             advice = "The ledger names the weights by it: add it to the engine."
             raise fail("llm", "an engine that also has weights_digest", type(engine).__name__, advice)
+        _check_kept(engine, is_continued=checkpoint is not None)
         named.check_task(engine.task, private, is_target_given="target" in given_fields(fields))
         plan = plan_training(
             private.public_size_of(None),
@@ -376,6 +377,21 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
     def __repr__(self) -> str:
         remaining = describe_tickets_left(lambda: self.steps_left)
         return f"PromptDPSGD(component={self.component!r}, step={self.step}, steps_left={remaining})"
+
+
+def _check_kept(engine: Any, *, is_continued: bool) -> None:
+    """Refuses weights made at random that nothing keeps: a prompt brings the head alone, and a checkpoint not even it.
+
+    No other process would have them again, and so could not use, or continue, what was paid for.
+    """
+    made: frozenset[str] = getattr(engine, "random_weights", frozenset())
+    kept = {name.removeprefix("base_model.") for name in engine.head()} if made and not is_continued else set()
+    if lost := sorted(made - kept):
+        expected = "a folder with all weights of the model" + (" beside checkpoint=" if is_continued else "")
+        raise ConfigurationError(
+            f"llm: expected {expected}, found none for {lost[:3]}: they are made at random at each load. Save the "
+            "model once with save_pretrained, and pass that folder."
+        )
 
 
 def _describe(engine: Any, init_text: str | None) -> dict[str, Any]:

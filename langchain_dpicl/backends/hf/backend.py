@@ -88,7 +88,7 @@ class HuggingFaceBackend(AwaitedInThreads):
         }
         is_from_folder = isinstance(model, str | os.PathLike) and isinstance(tokenizer, str | os.PathLike | None)
         self._recipe = (model, tokenizer, options) if is_from_folder else None
-        model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype)
+        model, tokenizer, _ = loading.load(model, tokenizer, device=device, dtype=dtype)
         facts = loading.inspect_model(model)
         limit = facts.context
         if limit is not None and max_prompt_tokens + max_new_tokens > limit:

@@ -62,17 +62,19 @@ class ModelInfo:
 
 def load(
     model: Any, tokenizer: Any, *, device: str | None, dtype: str | None, kind: str = "causal_lm"
-) -> tuple[Any, Any]:
-    """Returns model and tokenizer, read from a local folder where a path was given.
+) -> tuple[Any, Any, frozenset[str]]:
+    """Returns model and tokenizer, read from a local folder where a path was given, and the weights it lacks.
 
-    An object keeps its device and dtype unless `device` differs. `kind` is a key of `AUTO_CLASSES`.
+    Those are made at random at each load. An object keeps its device and dtype unless `device` differs. `kind` is a key
+    of `AUTO_CLASSES`.
     """
     check_installed()
     if dtype is not None and dtype not in DTYPES:
         raise ConfigurationError(f"expected dtype in {DTYPES} or None, found {dtype!r}")
     tokenizer = _tokenizer(tokenizer, model)
+    lacking: frozenset[str] = frozenset()
     if isinstance(model, str | os.PathLike):
-        model = _from_folder(_folder(model), dtype, AUTO_CLASSES[kind])
+        model, lacking = _from_folder(_folder(model), dtype, AUTO_CLASSES[kind])
         device = _best_device() if device is None else device
     elif not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise ConfigurationError(
@@ -87,7 +89,7 @@ def load(
     if device is not None and str(model.device) != device:
         _move(model, device)
     model.eval()
-    return model, tokenizer
+    return model, tokenizer, lacking
 
 
 def _move(model: Any, device: Any) -> None:
@@ -128,11 +130,13 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _from_folder(folder: Path, dtype: str | None, auto: str) -> Any:
+def _from_folder(folder: Path, dtype: str | None, auto: str) -> tuple[Any, frozenset[str]]:
     import torch
     import transformers
 
-    return _read_local(getattr(transformers, auto), folder, dtype=getattr(torch, dtype) if dtype else "auto")
+    options = {"dtype": getattr(torch, dtype) if dtype else "auto", "output_loading_info": True}
+    model, told = _read_local(getattr(transformers, auto), folder, **options)
+    return model, frozenset(told["missing_keys"])
 
 
 def _tokenizer(tokenizer: Any, model: Any) -> Any:

@@ -419,7 +419,9 @@ class PromptEngine(Uncopyable):
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
         with torch.inference_mode(mode=False):  # tensors made in that mode can never be part of a gradient
-            model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=task.kind)
+            model, tokenizer, self.random_weights = loading.load(
+                model, tokenizer, device=device, dtype=dtype, kind=task.kind
+            )
             _check_weights(model)
             self.method: Method = method
             self.num_virtual_tokens = num_virtual_tokens

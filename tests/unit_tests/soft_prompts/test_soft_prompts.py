@@ -26,6 +26,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
 from langchain_dpicl.soft_prompts.plan import ExampleFields, engine_of, kind_of, plan_training
+from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.contracts.front_room import (
     CHARGED,
@@ -550,3 +551,33 @@ def test_a_masked_model_and_a_head_are_trained_on_pairs() -> None:
         assert prompt.task == engine.task
         assert np.isfinite(prompt.arrays["prompt_embeddings"]).all()
         assert verify_report(prompt).ok
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_parts_made_at_random_that_nothing_keeps_are_refused_before_they_are_paid_for(tmp_path: Path) -> None:
+    """A prompt brings its head along, and no pooler; the steps of a checkpoint are for the head of one process."""
+    from tests import tiny_tuning
+
+    task = PromptTask("sequence_classification", labels=tuple(COLOURS), max_input_tokens=16)
+    without_head, without_pooler = tmp_path / "roberta", tmp_path / "bert"
+    for folder, model, words in (
+        (without_head, tiny_tuning.roberta(), tiny_tuning.roberta_tokenizer()),
+        (without_pooler, tiny_tuning.bert("BertForMaskedLM"), tiny_tuning.bert_tokenizer()),
+    ):
+        model.save_pretrained(folder)
+        words.save_pretrained(folder)
+    budget, private, once = house(), coloured(), training(expected_batch_size=8, steps=1)
+
+    def built(folder: Path, **more: Any) -> PromptDPSGD:
+        return prepared(private, engine=engine_of(str(folder), task=task), budget=budget, training=once, **more)
+
+    with pytest.raises(ConfigurationError, match=r"^llm: .* found none for \['bert\.pooler\.dense\.bias', "):
+        built(without_pooler)
+    with pytest.raises(ConfigurationError, match=r"for \['classifier\.dense\.bias', .*Save the model once"):
+        built(without_head, checkpoint=tmp_path / "state.json")
+    assert lines(budget) == []
+    made = built(without_head)
+    prompt = made.run()
+    assert SoftPromptClassifier(str(without_head), prompt, device="cpu").invoke("the sea") in COLOURS
+    made.engine.prompted.model.save_pretrained(without_head)
+    assert built(without_head, component="whole", checkpoint=tmp_path / "state.json").run().head
