@@ -68,10 +68,13 @@ def fields_shown(
     prompt: Any, *, known: Sequence[str], hidden: frozenset[str], inputs: Mapping[str, str] | None, name: str
 ) -> dict[str, str]:
     """Returns the declared field that each variable of a template shows; refuses others; `name` is for errors."""
+    named = {} if inputs is None else inputs
+    if not isinstance(named, Mapping) or not all(isinstance(one, str) for pair in named.items() for one in pair):
+        raise fail("inputs", "the field of each variable, by its name", named)
     if not prompt.input_variables:
         advice = "Its text is the same for all records, and so is the answer. Nothing was charged."
         raise fail(name, f"a template with a variable among {sorted(set(known) - hidden)}", None, advice)
-    fields = {variable: (inputs or {}).get(variable, variable) for variable in prompt.input_variables}
+    fields = {variable: named.get(variable, variable) for variable in prompt.input_variables}
     for variable, shown in fields.items():
         if shown in hidden:
             advice = f"Variable {variable!r} would show it the reference."
@@ -197,8 +200,8 @@ class SilentChain:
             found = "one that text cannot fill"
         if found:
             expected = f"expected a template that shows the first {_DIGITS} characters of a field"
-            msg = f"{expected}, found {found}. Leave format specifications such as {{text:.5}} out."
-            raise CapabilityError(msg)
+            advice = "Leave format specifications such as {text:.5} out, and write {{ }} for braces in its examples."
+            raise CapabilityError(f"{expected}, found {found}. {advice}")
         return self._request(OpaqueValue(prompt), explain="kind", watch=word)
 
     def to_dict(self) -> dict[str, Any]:

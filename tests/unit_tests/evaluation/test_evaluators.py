@@ -7,7 +7,7 @@ import functools
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
-from langchain_core.prompts import PromptTemplate
+from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableSerializable
 from langsmith import traceable
 from langsmith.evaluation import StringEvaluator, run_evaluator
@@ -389,6 +389,23 @@ def test_inputs_name_the_fields_of_a_judge_too():
         examples(), {"chain": QUESTION | reader()}, ASKED, inputs={"question": "text"}, timeout=None
     )  # fmt: skip
     assert question.ask([OpaqueValue((CARD,))]).run().take().item() == 1
+
+
+@pytest.mark.parametrize("inputs", [["question"], "question", {"question": ["text"]}, {1: "text"}, 5], ids=str)
+def test_inputs_that_name_no_fields_are_refused(inputs):
+    with pytest.raises(ConfigurationError, match="inputs: expected the field of each variable"):
+        silent_question(examples(), {"chain": QUESTION | reader()}, Exact(), inputs=inputs, timeout=None)
+
+
+def test_a_brace_in_the_text_of_an_example_is_named():
+    shots = FewShotPromptTemplate(
+        examples=[{"q": "a {brace}", "a": "card"}], example_prompt=PromptTemplate.from_template("{q} {a}"),
+        suffix="{text}", input_variables=["text"],
+    )  # fmt: skip
+    with pytest.raises(CapabilityError, match=r"write \{\{ \}\} for braces"):
+        dp_evaluate(
+            shots | reader(), examples(), evaluators=Exact(), budget=Budget(epsilon=1.0, delta=1e-5), epsilon=0.5
+        )
 
 
 def test_a_variable_of_inputs_that_no_template_has_is_refused():
