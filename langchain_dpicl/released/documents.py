@@ -12,6 +12,7 @@ from typing import Any, Self
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+from typing_extensions import override
 
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_sync
@@ -269,9 +270,25 @@ def _topic(pair: Any) -> tuple[str, float]:
     return name, check_int("topics", count, low=-_LARGEST, high=_LARGEST)
 
 
+class _Store(InMemoryVectorStore):
+    """Finds nothing near a text of which the embeddings tell nothing, such as one without a word: the stock one raises.
+
+    Its public searches, also those for diverse documents, come here.
+    """
+
+    @override
+    def _similarity_search_with_score_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        filter: Callable[[Document], bool] | None = None,
+    ) -> list[tuple[Document, float, list[float]]]:
+        return super()._similarity_search_with_score_by_vector(embedding, k, filter) if any(embedding) else []
+
+
 def _check_store(store: Any, embedding: Any) -> VectorStore:
     if store is None:
-        return InMemoryVectorStore(LocalEmbeddings() if embedding is None else embedding)
+        return _Store(LocalEmbeddings() if embedding is None else embedding)
     if not isinstance(store, VectorStore):
         advice = "Make it first, with its embeddings: FAISS(...), Chroma(...), InMemoryVectorStore(...)."
         raise fail("store", "a LangChain vector store", type(store).__name__, advice)

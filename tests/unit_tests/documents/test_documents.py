@@ -596,6 +596,13 @@ class TestTheReleasedStore:
         assert released().filtered(lambda _: False).to_vector_store().similarity_search("x") == []
         assert asyncio.run(released().filtered(lambda _: False).ato_vector_store()).similarity_search("x") == []
 
+    @pytest.mark.parametrize("question", ["", "???", "\U0001f44d"])
+    def test_nothing_is_near_a_question_without_a_word(self, question: str) -> None:
+        for search in ({}, {"search_type": "mmr"}):
+            retriever = released().as_retriever(**search)
+            assert retriever.invoke(question) == asyncio.run(retriever.ainvoke(question)) == []
+            assert len(retriever.invoke("card")) == 3
+
     @pytest.mark.parametrize("is_asked", [True, False])
     def test_a_store_that_takes_an_id_once_is_given_what_it_lacks(self, is_asked: bool) -> None:
         """As FAISS does; one that cannot say what it holds is given everything, as before."""
