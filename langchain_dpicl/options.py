@@ -319,7 +319,8 @@ class LabelAnswers(Option):
         its vote, also where it has probabilities.
       calibrate: divide a row's probabilities by those of the same row on content-free inputs (Zhao et al. 2021), for
         that many calls more per row; None: where the model reports probabilities of tokens, unless its engine
-        declares or a rehearsal finds that it does better without.
+        declares or a rehearsal finds that it does better without. False: where whole labels are scored, a label whose
+        text begins another's ("card", "card arrival") is always the likelier one.
       content_free: inputs without content.
       abstain_below: share of the expected votes that an answer needs, in (0, 1]; "auto": above what noise and chance
         reach; "never": the label with the most noisy votes always. None: "never" for voting, "auto" for PATE and
