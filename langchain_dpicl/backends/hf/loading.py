@@ -193,7 +193,7 @@ def inspect_model(model: Any) -> ModelInfo:
     if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", _cache_name(model)} <= _takes(model):
         raise CapabilityError(
             f"expected a causal language model with a key-value cache, found {type(model).__name__}; "
-            "take a decoder-only model of AutoModelForCausalLM"
+            "take a decoder-only model of AutoModelForCausalLM, not compiled, and of a peft model merge_and_unload()"
         )
     return inspect_rows(model)
 

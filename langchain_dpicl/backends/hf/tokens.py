@@ -140,9 +140,7 @@ class TokenizerMaps:
             plain, marked = self._ids("a", False), self._ids("a", True)
             before = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
             return tuple(marked[:before]), ()
-        messages = [{"role": "user", "content": _CONTENT}]
-        shown = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        pieces = str(shown).split(_CONTENT)
+        pieces = self._shown_alone.split(_CONTENT)
         if len(pieces) != 2:
             raise ConfigurationError(
                 f"expected a chat template that shows the user's message once, found it {len(pieces) - 1} times; "
@@ -153,9 +151,19 @@ class TokenizerMaps:
     @functools.cached_property
     def answers_after_space(self) -> bool:
         """Whether the chat template ends with white space before the answer."""
+        return self._shown_alone[-1:].isspace()
+
+    @functools.cached_property
+    def _shown_alone(self) -> str:
+        """The chat template's text around a stand-in for the user's message, up to the answer."""
         messages = [{"role": "user", "content": _CONTENT}]
-        shown = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return str(shown)[-1:].isspace()
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # templates raise anything; the content is a stand-in
+            raise ConfigurationError(
+                f"expected a chat template that shows a user's message alone, found one that does not "
+                f"({type(error).__name__}: {error}); pass chat=False, or a tokenizer with another template"
+            ) from error
 
 
 def _encoder(tokenizer: Any) -> Callable[[str, bool], list[int]]:

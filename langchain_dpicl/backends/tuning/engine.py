@@ -567,9 +567,10 @@ class PromptEngine(Uncopyable):
         limit, task = self.prompted.limit, self.task
         length = self.num_virtual_tokens + task.max_input_tokens + (task.max_target_tokens if task.writes_text else 0)
         if limit is not None and length > limit:
+            named = "sliding window" if limit == self.prompted.facts.window else "context"
             raise ConfigurationError(
                 "expected num_virtual_tokens + max_input_tokens (+ max_target_tokens) <= "
-                f"{limit}, the model's context, found {length}; lower one of them"
+                f"{limit}, the model's {named}, found {length}; lower one of them"
             )
         if special := self.reader.tokens.special_in(task.template):
             raise ConfigurationError(

@@ -323,9 +323,12 @@ class TaskReader:
         space = self._spaces[-1] if self.task.kind == "causal_lm" else ""
         ids = self.tokens.continued(space + word)
         if len(ids) != 1:
+            advice = "with its space where one stands before it"
+            if space:
+                advice = "without a space, as it follows a space at the template's end"
             raise ConfigurationError(
                 f"words: expected one token per label, found {len(ids)} for label {label!r} "
-                f"({word!r}); take a shorter word that the tokenizer knows, with its space where one stands before it"
+                f"({space + word!r}); take a shorter word that the tokenizer knows, {advice}"
             )
         return ids[0]
 

@@ -251,6 +251,9 @@ class TestEnds:
     def test_an_end_outside_the_model_is_refused(self):
         with pytest.raises(ConfigurationError, match="eos_token_id between 0 and 419"):
             engine(eos_token_id=420)
+        for name in ("</s>", "12", ["</s>"]):
+            with pytest.raises(ConfigurationError, match="expected eos_token_id as an id, or several"):
+                engine(eos_token_id=name)
 
 
 class TestVocabularies:
@@ -315,6 +318,14 @@ class TestRefused:
         )
         with pytest.raises(CapabilityError, match="causal language model"):
             engine(transformers.T5ForConditionalGeneration(config))
+
+    def test_an_adapter_is_refused_with_the_way_to_merge_it(self):
+        peft = pytest.importorskip("peft")
+        lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
+        wrapped = peft.get_peft_model(tiny_hf.llama(), lora)
+        with pytest.raises(CapabilityError, match=r"found PeftModelForCausalLM; .* merge_and_unload\(\)"):
+            engine(wrapped)
+        assert engine(wrapped.merge_and_unload()).name == "LlamaForCausalLM"
 
     def test_models_that_answer_otherwise_when_padded(self):
         model = tiny_hf.llama()

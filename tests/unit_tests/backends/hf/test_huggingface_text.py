@@ -70,6 +70,17 @@ def test_settings_left_in_the_callers_tokenizer_play_no_part():
     assert tokenizer.backend_tokenizer.truncation == before
 
 
+@pytest.mark.parametrize("template", [
+    "{{ raise_exception('needs a system message') }}", "{{ nothing.at.all }}", {"rag": "x", "tools": "y"},
+], ids=["raises", "undefined", "several"])  # fmt: skip
+def test_a_chat_template_that_shows_no_lone_message_is_refused(template):
+    tokenizer = tiny_hf.byte_tokenizer(chat=True)
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigurationError, match=r"a user's message alone, .* pass chat=False"):
+        engine(tokenizer=tokenizer)
+    assert engine(tokenizer=tokenizer, chat=False).encode("a")
+
+
 def test_markers_that_are_no_special_tokens_are_plain_text_too():
     tokenizer = tiny_hf.byte_tokenizer(chat=True)
     tokenizer.add_tokens(["<turn>"])

@@ -287,7 +287,7 @@ class TestWhatAModelCannotDoIsRefused:
             engine("gpt2", "soft_prompt", model=tiny_tuning.gpt2(context=33), task=FREE)
 
     def test_lengths_beyond_what_narrow_attention_sees(self) -> None:
-        with pytest.raises(ConfigurationError, match="<= 12, the model's context"):
+        with pytest.raises(ConfigurationError, match="<= 12, the model's sliding window, found"):
             engine("gpt2", "prefix", model=tiny_hf.sliding())
         engine("gpt2", "prefix", model=tiny_hf.sliding(window=40))
 

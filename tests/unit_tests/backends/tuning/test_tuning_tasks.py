@@ -250,6 +250,11 @@ class TestAnyTask:
         with pytest.raises(ConfigurationError, match=r"^words: .*found \d+ for label 'good' \(' marvellous'\)"):
             TaskReader(tiny_hf.byte_tokenizer(), task)
 
+    def test_a_space_that_stands_in_the_template_and_in_the_word_is_named(self) -> None:
+        task = PromptTask("causal_lm", "{text} is ", LABELS, (" blue", " red"), 24)
+        with pytest.raises(ConfigurationError, match=r"for label 'bad' \('  blue'\).* a space at the template's end"):
+            TaskReader(tiny_hf.byte_tokenizer(), task)
+
     def test_a_word_that_the_tokenizer_does_not_know_is_refused(self) -> None:
         task = PromptTask("masked_lm", "{text} {mask}", LABELS, ("bad", "\u5b57\u5b57"), 24)
         with pytest.raises(ConfigurationError, match="found 0 for label 'good'"):
