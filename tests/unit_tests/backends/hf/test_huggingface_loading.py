@@ -319,6 +319,12 @@ class TestRefused:
         with pytest.raises(CapabilityError, match="causal language model"):
             engine(transformers.T5ForConditionalGeneration(config))
 
+    @pytest.mark.parametrize("make", [tiny_hf.llama, tiny_hf.gpt2])
+    def test_a_body_without_a_head_is_refused(self, make):
+        model = make()
+        with pytest.raises(CapabilityError, match=f"found {type(model.base_model).__name__}, .* AutoModelForCausalLM"):
+            engine(model.base_model)
+
     def test_an_adapter_is_refused_with_the_way_to_merge_it(self):
         peft = pytest.importorskip("peft")
         lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
