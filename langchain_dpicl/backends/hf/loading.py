@@ -195,7 +195,8 @@ def inspect_model(model: Any) -> ModelInfo:
             f"expected a causal language model with a key-value cache, found {type(model).__name__}; "
             "take a decoder-only model of AutoModelForCausalLM, not compiled, and of a peft model merge_and_unload()"
         )
-    if getattr(model, "base_model", None) is model and model.get_output_embeddings() is None:
+    is_body = bool(getattr(model, "base_model", None) is model)
+    if is_body and model.get_output_embeddings() is None:
         raise CapabilityError(
             f"expected a causal language model, found {type(model).__name__}, which has no head; load it with "
             "AutoModelForCausalLM"
