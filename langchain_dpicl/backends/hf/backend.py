@@ -88,7 +88,12 @@ class HuggingFaceBackend(AwaitedInThreads):
         }
         is_from_folder = isinstance(model, str | os.PathLike) and isinstance(tokenizer, str | os.PathLike | None)
         self._recipe = (model, tokenizer, options) if is_from_folder else None
-        model, tokenizer, _ = loading.load(model, tokenizer, device=device, dtype=dtype)
+        model, tokenizer, lacking = loading.load(model, tokenizer, device=device, dtype=dtype)
+        if lacking:
+            raise ConfigurationError(
+                f"expected a folder with all weights of the model, found none for {sorted(lacking)[:3]}, which would be "
+                "made at random and answer noise; save the whole model there, with the head that writes"
+            )
         facts = loading.inspect_model(model)
         limit = facts.context
         if limit is not None and max_prompt_tokens + max_new_tokens > limit:

@@ -72,6 +72,15 @@ class TestFolders:
         with pytest.raises(ConfigurationError, match=r"AutoModelForCausalLM reads without fetching.*broken, which"):
             HuggingFaceBackend(broken, **LENGTHS)
 
+    def test_a_folder_without_the_head_that_writes_is_refused(self, folder, tmp_path):
+        body = tmp_path / "body"
+        model = tiny_hf.llama()
+        assert not model.config.tie_word_embeddings
+        model.model.save_pretrained(body)
+        tiny_hf.byte_tokenizer().save_pretrained(body)
+        with pytest.raises(ConfigurationError, match=r"all weights of the model, found none for \['lm_head.weight'\]"):
+            HuggingFaceBackend(body, **LENGTHS)
+
     def test_nothing_is_fetched_and_no_code_of_a_model_is_run(self, folder, monkeypatch):
         asked = []
         for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
