@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, check_path, open_plain, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
@@ -893,7 +894,13 @@ def read_data(arguments: argparse.Namespace) -> Data:
     """Returns the table [data] of the same settings; the other keys of a file may be of any command."""
     if others := [item for item in arguments.set if not item.startswith("data.")]:
         raise fail("--set", "keys of [data] alone, such as data.label_key=FIELD", others)
-    return read_table("data", Data, _given(arguments).get("data", {}))
+    given = _given(arguments)
+    # No command has other keys of these names, but for the fields of a training task.
+    if misplaced := sorted((given.keys() & {one.name for one in dataclasses.fields(Data)}) - {"fields"}):
+        raise fail("settings", "the keys of the records in the table [data]", misplaced, "Write [data] above them.")
+    if misspelt := [name for name in given if name != "data" and did_you_mean(name, ["data"])]:
+        raise fail("settings", "a table [data]", misspelt)
+    return read_table("data", Data, given.get("data", {}))
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class FreeRival:
       name: what answers.
       shots: public examples of a row; 0: none.
       calibrated: whether rows are divided by those on content-free inputs.
-      right: chance of the right label.
+      right: chance of the right label. It is the best of several on the questions that it was measured on: of questions
+        that were not asked expect a few points less.
       label: the one that is always answered; None: the model is asked.
     """
 
@@ -705,7 +706,8 @@ def _thriftiest(options: Sequence[TriedOption]) -> TriedOption | None:
 
 _LEGEND = (
     "right: of answers; range: nine times in ten; at most: without noise, at the upper end of its range;",
-    "40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt",
+    "40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt;",
+    "what is free is the best of several on these questions: on others expect a few points less",
 )
 _BY_CHANCE = 0.05
 """Above guessing by no more than this, what is free tells nothing."""

@@ -104,7 +104,7 @@ def promise_words(terms: StreamTerms, *, epsilon: float, delta: float, adjacency
     whose = "as to the records of that time of a person who has others"
     far = math.inf if epsilon > 700 and delta > 0 else (1 + math.exp(min(epsilon, 700))) * delta  # e^710 overflows
     hop = f"({format_rounded_up(2 * epsilon)}, {format_rounded_up(far, 3)})-DP {whose}"
-    if far >= 1:
+    if float(format_rounded_up(far, 3)) >= 1:
         hop = f"nothing is promised {whose}, for whom delta would be 1 or more"
     return (
         f"{start} {guard} as to whether that person's records of that time were there, if they have no others; {hop}. "

@@ -91,8 +91,8 @@ class HuggingFaceBackend(AwaitedInThreads):
         model, tokenizer, lacking = loading.load(model, tokenizer, device=device, dtype=dtype)
         if lacking:
             raise ConfigurationError(
-                f"expected a folder with all weights of the model, found none for {sorted(lacking)[:3]}, which would be "
-                "made at random and answer noise; save the whole model there, with the head that writes"
+                f"expected a folder with all weights of the model, found none for {sorted(lacking)[:3]}, which would "
+                "be made at random and answer noise; save the whole model there, with the head that writes"
             )
         facts = loading.inspect_model(model)
         limit = facts.context

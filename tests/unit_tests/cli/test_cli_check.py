@@ -129,6 +129,9 @@ def test_settings_of_every_command_are_read_and_max_chars_with_them(check: Any, 
     assert private_examples(settings_of(read_toml(tmp_path / "read.toml"))).max_chars == 5
     for unknown in ("data.labl=a", "label_key=a"):
         assert main(["check", str(path), "--set", unknown]) == 2
+    for wrong in ("label_key = 'a'", "[daat]\nlabel_key = 'a'"):
+        config.write_text(wrong)
+        assert main(["check", str(path), "--config", str(config)]) == 2
 
 
 def test_labels_of_declared_sizes_are_the_declared_ones(

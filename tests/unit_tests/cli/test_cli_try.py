@@ -301,7 +301,8 @@ private votes, epsilon 4, 100 queries                          98 %  94 to 100  
 private votes, epsilon 8, 100 queries                          98 %  94 to 100    100 %      4,100     0.00
   no better than what is free; 40 x 8, fill 1, gaussian
 right: of answers; range: nine times in ten; at most: without noise, at the upper end of its range;
-40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt
+40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt;
+what is free is the best of several on these questions: on others expect a few points less
 recommended: do not spend: votes of 40 rows of your public examples, 4-shot says 98 % for nothing
 """
 
