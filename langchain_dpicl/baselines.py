@@ -637,7 +637,7 @@ def demonstrations_without_privacy(
         plan = release_plan(sampler, redraw_every=redraw_every)
 
         def opener(
-            draft: PartialText, length: int, _: Any, name: str, known: dict[str, str], plan: Any = plan
+            draft: PartialText, length: int, name: str, known: dict[str, str], plan: Any = plan
         ) -> AbstractContextManager[ReleaseBlock]:
             return open_block_without_privacy(
                 private,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -514,10 +514,8 @@ class DecodingSpec:
         }
 
 
-Opener: TypeAlias = Callable[
-    [PartialText, int, Reservation | None, str, dict[str, str]], AbstractContextManager[ReleaseBlock]
-]
-"""Opens a block for (draft, length, ticket, field, known values)."""
+Opener: TypeAlias = Callable[[PartialText, int, str, dict[str, str]], AbstractContextManager[ReleaseBlock]]
+"""Opens a block for (draft, length, field, known values)."""
 
 
 def write_draft(
@@ -540,8 +538,8 @@ def write_draft(
         if segment.name == "text":
             writer.follow(script.grammar)
             writer.tree = script.tree(draft.label)
-        for length, ticket in () if writer.has_ended() else _unburnt(draft):
-            # The first domain is computed before the block opens: a failing public model must not burn a ticket.
+        for length in () if writer.has_ended() else _unburnt(draft):
+            # The first domain is computed before the block opens: a failing public model must not cost a ticket.
             # A fused engine computes the public row inside the block, with the private ones, and so do calls beside
             # them: they had an answer before.
             domain = None
@@ -551,7 +549,7 @@ def write_draft(
                 domain = yield from writer.domain(None)
             if writer.has_ended():  # nothing that the grammar allows is a candidate
                 break
-            with opener(draft, length, ticket, name, known) as block:
+            with opener(draft, length, name, known) as block:
                 for _ in range(length):
                     if not (yield from writer.release(block, domain)):
                         break
@@ -691,12 +689,11 @@ class _SegmentWriter:
             self.matcher.push(token)
 
 
-def _unburnt(draft: PartialText) -> Iterator[tuple[int, Reservation | None]]:
+def _unburnt(draft: PartialText) -> Iterator[int]:
+    """Yields the length of each block of a segment that may still be opened; opening the first may reserve all."""
     for block in draft.tickets[draft.segment]:
-        while block.reservation is not None and block.reservation.unburnt:
-            yield block.length, block.reservation
-        for _ in range(block.owed if block.reservation is None else 0):
-            yield block.length, None
+        left = block.owed if block.reservation is None else block.reservation.unburnt
+        yield from repeat(block.length, left)
 
 
 def make_script(

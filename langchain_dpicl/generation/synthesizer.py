@@ -281,7 +281,7 @@ class _DemonstrationWriter:
 
     def _opener(self, stored: _StoredDraft) -> Opener:
         @contextmanager
-        def opener(draft: PartialText, length: int, _: object, name: str, known: dict[str, str]) -> Iterator[Any]:
+        def opener(draft: PartialText, length: int, name: str, known: dict[str, str]) -> Iterator[Any]:
             stored.turn.check(stored.stored_text)
             with self.blocks.reserve_one(draft, length, name, known, paid=stored) as (block, _):
                 yield block
@@ -525,7 +525,7 @@ class DraftRun(ReleaseRun[Item, Result]):
 
     def _make(self, item: Any, call: RunCall) -> EffectGenerator[None]:
         check_silent(self._script.backend)
-        opener = self._reserve(item, call.events)
+        opener = self._opener_of(item, call.events)
         if opener is None:
             item.done = True
         else:
@@ -549,8 +549,8 @@ class DraftRun(ReleaseRun[Item, Result]):
             if not any(one.busy for one in self._drafts.values() if one.label == label):
                 self._finish(label)  # whose last line could not be written
 
-    def _reserve(self, draft: PartialText, events: RunEvents) -> Opener | None:
-        """Reserves what a text still needs, and returns what opens its blocks.
+    def _opener_of(self, draft: PartialText, events: RunEvents) -> Opener | None:
+        """Counts the tickets that a text still needs, and returns what reserves them and opens its blocks.
 
         With a journal one block is reserved at a time; None: the tickets were lost with a killed process.
         """
@@ -570,6 +570,14 @@ class DraftRun(ReleaseRun[Item, Result]):
                 # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
                 tickets[0].owed = int(deals.left(draft.label, draft.number, number) > 0)
             return partial(self._open_dealt, deals, events)
+        return partial(self._open_planned, events)
+
+    # All three reserve behind the first public answer: an outage before it must not cost the tickets that cannot be
+    # given back, which are the run of a stream, blocks of several tokens, and a deal.
+
+    def _open_planned(
+        self, events: RunEvents, draft: PartialText, length: int, *shown: Any
+    ) -> AbstractContextManager[ReleaseBlock]:
         for number, tickets in draft.tickets.items():
             for block in tickets:
                 if block.owed and block.reservation is None:
@@ -577,20 +585,20 @@ class DraftRun(ReleaseRun[Item, Result]):
                     block.reservation = self.share.reserve(template, label=draft.label, count=block.owed)
                     events.tickets += block.owed
                     block.owed = 0
-        return blocks.open
+        ticket = next(block.reservation for block in draft.tickets[draft.segment] if block.length == length)
+        return self._blocks.open(draft, length, ticket, *shown)
 
     @contextmanager
     def _open_one(
-        self, events: RunEvents, draft: PartialText, length: int, _: object, name: str, known: dict[str, str]
+        self, events: RunEvents, draft: PartialText, length: int, name: str, known: dict[str, str]
     ) -> Iterator[ReleaseBlock]:
         with self._blocks.reserve_one(draft, length, name, known, paid=events) as (block, ticket):
             yield block
             self._keep(draft, ticket)
 
     def _open_dealt(
-        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, length: int, _: object, *shown: Any
+        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, length: int, *shown: Any
     ) -> AbstractContextManager[ReleaseBlock]:
-        # Behind the first public answer: the ticket pays for all texts of a label and cannot be given back.
         events.tickets += deals.reserve(draft.label)
         draft.spent[draft.segment, length] += 1
         return deals.open(draft.label, draft.number, draft.segment, **self._blocks.shown(draft, *shown))

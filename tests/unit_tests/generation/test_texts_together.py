@@ -112,6 +112,12 @@ def spent(maker: DemonstrationSynthesizer) -> int:
     return 2 * TOKENS - sum(maker.share.remaining(TICKET, label=label) for label in ("card", "transfer"))
 
 
+def charged(maker: DemonstrationSynthesizer) -> int:
+    """How many tickets of any length the ledger has charged."""
+    tickets = maker.plan.tickets()
+    return sum(each.max_count - maker.share.remaining(each.template, label=each.label) for each in tickets)
+
+
 @DRIVERS
 def test_both_texts_are_written_at_the_same_time_and_the_public_prompt_beside_the_rows(is_async: bool) -> None:
     llm = Elsewhere()
@@ -152,13 +158,18 @@ def test_disjoint_batches_of_a_label_are_written_at_the_same_time() -> None:
 
 
 @DRIVERS
-def test_all_tickets_are_reserved_before_anything_is_asked(is_async: bool) -> None:
+@pytest.mark.parametrize("redraw_every", [1, 2, "run"])
+def test_a_text_is_charged_behind_its_first_public_answer_and_before_any_row(redraw_every: Any, is_async: bool) -> None:
     llm = Elsewhere()
-    maker = made(llm)
-    seen: list[int] = []
-    llm.on_public = lambda _: seen.append(spent(maker))
+    maker = made(llm, rows=Rows(slots=10, shots=2, redraw_every=redraw_every))
+    seen: dict[str, list[int]] = {"public": [], "private": []}
+    llm.on_public = lambda _: seen["public"].append(charged(maker))
+    llm.on_private = lambda: seen["private"].append(charged(maker))
     run(maker, is_async=is_async)
-    assert seen[0] == 2 * TOKENS
+    tickets = sum(ticket.max_count for ticket in maker.plan.tickets())
+    assert seen["public"][0] == 0
+    assert seen["private"][0] >= tickets // 2  # of one text at least, all of its tickets
+    assert charged(maker) == tickets
 
 
 @DRIVERS
@@ -175,15 +186,16 @@ def test_observers_hear_what_each_text_was_charged(is_async: bool) -> None:
 
 
 @DRIVERS
-def test_a_run_that_begins_in_an_outage_burns_no_ticket(is_async: bool) -> None:
+@pytest.mark.parametrize("redraw_every", [1, 2, "run"])
+def test_a_run_that_begins_in_an_outage_is_charged_no_ticket(redraw_every: Any, is_async: bool) -> None:
     llm = Elsewhere()
-    maker = made(llm)
+    maker = made(llm, rows=Rows(slots=10, shots=2, redraw_every=redraw_every))
     llm.on_public = failing
     for _ in range(2):
         with pytest.raises(RunInterruptedError):
             run(maker, is_async=is_async)
     assert {kind for kind, _ in llm.log} == {"public"}
-    assert spent(maker) == 0
+    assert charged(maker) == 0
     llm.on_public = None
     assert len(run(maker, is_async=is_async).examples) == 2
 

@@ -143,6 +143,20 @@ def test_a_run_that_was_interrupted_goes_on_on_the_ticket_that_it_has() -> None:
     assert len(lines(budget, "reserve")) == 1
 
 
+@pytest.mark.parametrize("redraw_every", [1, "run"])
+def test_a_run_that_begins_in_an_outage_is_no_run(redraw_every: Any) -> None:
+    budget, some = ledger(), stream()
+    engine = Flaky(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
+    for _ in range(2):  # a job that is started again
+        engine.calls_left = 1
+        run = synthesizer(some.rolling(30, every=7), budget, llm=engine, rows=Rows(redraw_every=redraw_every))
+        with pytest.raises(RunInterruptedError):
+            run.run()
+    assert not lines(budget, "reserve")
+    assert len(run.run().examples) == 2
+    assert len(lines(budget, "reserve")) == 1
+
+
 @pytest.mark.traced
 def test_parts_of_a_run_are_granted_once_and_given_back_within_the_run() -> None:
     budget, some = ledger(), stream()
