@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias, final
@@ -300,14 +302,31 @@ def _steps(rows: npt.NDArray[Any], rates: Floats) -> Floats:
 
 
 def _each(work: Callable[[slice], None], pieces: Sequence[slice], size: int) -> None:
-    """Works on all pieces, side by side where there is much to do."""
-    if size < _MANY or len(pieces) < 2:
-        for piece in pieces:
+    """Works on all pieces, side by side where there is much to do and the system has room for threads.
+
+    This thread works too: a private number of rows decides whether there is much, and so may not decide about an error.
+    """
+    waiting = deque(pieces)
+
+    def work_on() -> None:
+        while waiting:
+            try:
+                piece = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
             work(piece)
+
+    if size < _MANY or len(pieces) < 2:
+        work_on()
         return
-    with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(work, pieces):
-            pass
+    helpers: list[Future[None]] = []
+    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+        with suppress(RuntimeError):  # no room for one more
+            for _ in range(min(_MOST_THREADS, os.cpu_count() or 1) - 1):
+                helpers.append(pool.submit(work_on))  # noqa: PERF401  those that started are kept
+        work_on()
+    for helper in helpers:
+        helper.result()
 
 
 def _pieces(length: int, size: int) -> list[slice]:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import threading
 import tracemalloc
 from fractions import Fraction
 from typing import Any
@@ -178,6 +179,45 @@ def test_pieces_threads_and_layouts_give_the_same_bits(num_rows, width, monkeypa
         for many in (0, 2**60):
             monkeypatch.setattr(gradient_sums, "_MANY", many)
             assert total_of([rows], width).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_a_system_without_room_for_threads_adds_the_same(num_threads, monkeypatch):
+    """Rows alone reach the sum: an error here would say that there was one."""
+    rows = np.random.default_rng(3).normal(size=(7, 20_000))
+    monkeypatch.setattr(gradient_sums, "_MANY", 0)
+    monkeypatch.setattr(gradient_sums.os, "cpu_count", lambda: 4)
+    wanted = total_of([rows], 20_000)
+    real, started = threading.Thread.start, []
+
+    def start(thread):
+        if len(started) == num_threads:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert total_of([rows], 20_000).tobytes() == wanted.tobytes()
+    assert len(started) == num_threads
+
+
+def test_what_a_thread_raises_beside_the_sum_is_raised(monkeypatch):
+    rows = np.ones((7, 20_000))
+    monkeypatch.setattr(gradient_sums, "_MANY", 0)
+    monkeypatch.setattr(gradient_sums.os, "cpu_count", lambda: 2)
+    here, helped = threading.get_ident(), threading.Event()
+    real = gradient_sums._steps
+
+    def steps(*given):
+        if threading.get_ident() == here:
+            assert helped.wait(60)
+            return real(*given)
+        helped.set()
+        raise MemoryError
+
+    monkeypatch.setattr(gradient_sums, "_steps", steps)
+    with pytest.raises(MemoryError):
+        total_of([rows], 20_000)
 
 
 def test_a_caller_that_turns_numbers_into_errors_does_not_make_a_unit_raise(monkeypatch):
