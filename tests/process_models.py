@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,26 @@ def ended_from_outside(folder: str) -> FakeBackend:
             begun.touch()
             while not goes_on.exists():
                 time.sleep(0.02)
+        return deadly(prompt, prefix)
+
+    return FakeBackend(answer, vocabulary=[" red", " blue"])
+
+
+def with_few_threads(room: int) -> FakeBackend:
+    """Takes its time, in a process in which so many threads start that answer blocking calls."""
+    start, started = threading.Thread.start, list[str]()
+
+    def start_few(thread: threading.Thread) -> None:
+        if thread.name.startswith("dpicl-process"):
+            if len(started) == room:
+                raise RuntimeError("can't start new thread")
+            started.append(thread.name)
+        start(thread)
+
+    threading.Thread.start = start_few  # type: ignore[method-assign]
+
+    def answer(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        time.sleep(0.2)
         return deadly(prompt, prefix)
 
     return FakeBackend(answer, vocabulary=[" red", " blue"])

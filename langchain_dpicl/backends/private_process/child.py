@@ -103,6 +103,7 @@ class _Server:
             self._retry = RetryPolicy(*how["retry"])
             named = named_embeddings if how["embeds"] else named_model
             self._model = _made(how["model"], how["function"], how["arguments"], named)
+            self._threads.submit(int)  # where no thread starts, no blocking call would ever be answered
             reply = {"kind": "done", "value": None}
         except BaseException as error:  # noqa: BLE001  nothing private was sent yet
             reply = _explained(error)
@@ -133,7 +134,8 @@ class _Server:
             self._tasks[number] = task
             task.add_done_callback(lambda _: self._tasks.pop(number, None))
         else:
-            self._threads.submit(self._answer, message)
+            with contextlib.suppress(RuntimeError):  # no room for one more thread: one that runs takes it later
+                self._threads.submit(self._answer, message)
 
     def _answer(self, message: dict[str, Any]) -> None:
         try:

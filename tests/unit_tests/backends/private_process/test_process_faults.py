@@ -23,7 +23,7 @@ import pytest
 
 from langchain_dpicl import ChatLocal
 from langchain_dpicl.backends import PrivateProcess
-from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_process import connection
 from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
@@ -329,6 +329,35 @@ def test_a_row_that_hangs_is_given_up_and_its_process_killed(monkeypatch: pytest
         assert same_bits(
             engine.score_choices(["red"], CHOICES), process_models.mortal().score_choices(["red"], CHOICES)
         )
+
+
+@pytest.mark.usefixtures("quick_starts")
+class TestAProcessWithoutRoomForThreads:
+    @pytest.fixture(autouse=True)
+    def few_seconds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connection, "START_SECONDS", 20.0)
+        monkeypatch.setattr(connection.Client, "_seconds", lambda *_: 20.0)
+
+    def test_does_not_start_and_says_why(self) -> None:
+        how: dict[str, Any] = {"retry": RetryPolicy(max_attempts=1, deadline=10.0, max_wait=1.0)}
+        with PrivateProcess(process_models.with_few_threads, room=0, **how) as process:
+            with pytest.raises(ConfigurationError, match="can't start new thread"):
+                as_choice_backend(process)
+
+    def test_answers_one_call_after_the_other(self) -> None:
+        with PrivateProcess(process_models.with_few_threads, room=1) as process:
+            engine, found = as_choice_backend(process), dict[str, Any]()
+
+            def ask(row: str) -> None:
+                found[row] = engine.score_choices([row], CHOICES)
+
+            threads = [threading.Thread(target=ask, args=(f"red {number}",)) for number in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        here = process_models.mortal().score_choices(["red"], CHOICES)
+        assert [same_bits(rows, here) for rows in found.values()] == [True] * 3
 
 
 @pytest.mark.usefixtures("quick_starts")
