@@ -221,14 +221,18 @@ LOST = Answer("lost")
 
 
 class Connection:
-    """One process and its pipes. A thread writes and another reads, so that no caller's frame holds a frame's bytes."""
+    """One process and its pipes. A thread writes and another reads, so that no caller's frame holds a frame's bytes.
+
+    Where the system has no room for it that raises OSError or RuntimeError, and leaves nothing behind.
+    """
 
     def __init__(self) -> None:
         if not sys.executable:
             raise ConfigurationError("PrivateProcess: expected a Python interpreter to start, found no sys.executable.")
-        own_in, inlet = os.pipe()
-        outlet, own_out = os.pipe()
+        pipes: list[int] = []
         try:
+            own_in, inlet = pipes[:2] = os.pipe()
+            outlet, own_out = pipes[2:] = os.pipe()
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter
                 [sys.executable, "-I", "-c", _BOOT],
                 stdin=own_in,
@@ -238,20 +242,25 @@ class Connection:
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent
             )
         except BaseException:
-            os.close(inlet)
-            os.close(outlet)
+            for descriptor in pipes:
+                os.close(descriptor)
             raise
-        finally:
-            os.close(own_in)
-            os.close(own_out)
+        os.close(own_in)
+        os.close(own_out)
         self._descriptors = [inlet, outlet]
         self._waiting: dict[int, Future[Answer]] = {}
         self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self.is_lost = False
         _OPEN.add(self)
-        for work in (self._write, self._read):
-            threading.Thread(target=work, name="dpicl-private-process", daemon=True).start()
+        for place, work in enumerate((self._write, self._read)):
+            try:
+                threading.Thread(target=work, name="dpicl-private-process", daemon=True).start()
+            except RuntimeError:  # no room for one
+                self.kill()
+                for unused in range(place, 2):  # a thread that runs closes its own
+                    self._close(unused)
+                raise
 
     def post(self, message: Message, *, number: int | None = None) -> tuple[int, Future[Answer]]:
         """Sends a message without waiting; returns its number and the answer to come."""
@@ -433,7 +442,14 @@ class Client:
                 f"the private process of {self.name} failed to start {MOST_FAILED_STARTS} times in a row. Look at the "
                 "memory of this machine and at what makes the model, then make another PrivateProcess"
             )
-        connection = Connection()
+        connection = None
+        with contextlib.suppress(OSError, RuntimeError):
+            connection = Connection()
+        if connection is None:
+            raise ModelCallError(
+                f"the private process of {self.name} could not be started: the system has no room for a process, a "
+                "thread or a pipe. Look at its limits and at the memory of this machine"
+            )
         try:
             start = {"does": "start", "allowed": allowed_wrappers(), "how": self._start}
             answer = connection.wait(start, START_SECONDS)

@@ -340,9 +340,11 @@ class TestAProcessWithoutRoomForThreads:
 
     def test_does_not_start_and_says_why(self) -> None:
         how: dict[str, Any] = {"retry": RetryPolicy(max_attempts=1, deadline=10.0, max_wait=1.0)}
-        with PrivateProcess(process_models.with_few_threads, room=0, **how) as process:
-            with pytest.raises(ConfigurationError, match="can't start new thread"):
-                as_choice_backend(process)
+        with (
+            PrivateProcess(process_models.with_few_threads, room=0, **how) as process,
+            pytest.raises(ConfigurationError, match="can't start new thread"),
+        ):
+            as_choice_backend(process)
 
     def test_answers_one_call_after_the_other(self) -> None:
         with PrivateProcess(process_models.with_few_threads, room=1) as process:
@@ -358,6 +360,63 @@ class TestAProcessWithoutRoomForThreads:
                 thread.join()
         here = process_models.mortal().score_choices(["red"], CHOICES)
         assert [same_bits(rows, here) for rows in found.values()] == [True] * 3
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.usefixtures("quick_starts")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open descriptors")
+class TestAnApplicationWithoutRoom:
+    """Whether a process is started anew for private rows depends on the rows, so that nothing may raise there."""
+
+    @pytest.fixture(params=["process", "first thread", "second thread"])
+    def room_ends(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
+        """Returns what lets no process start from then on, and returns those that are begun."""
+        begun, popen, start = list[Any](), connection.subprocess.Popen, threading.Thread.start
+        threads_left = int(request.param == "second thread")
+
+        def process(*given: Any, **options: Any) -> Any:
+            if request.param == "process":
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            begun.append(popen(*given, **options))
+            return begun[-1]
+
+        def thread(one: threading.Thread) -> None:
+            nonlocal threads_left
+            if one.name == "dpicl-private-process":
+                threads_left -= 1
+                if threads_left < 0:
+                    raise RuntimeError("can't start new thread")
+            start(one)
+
+        def end() -> list[Any]:
+            monkeypatch.setattr(connection.subprocess, "Popen", process)
+            monkeypatch.setattr(threading.Thread, "start", thread)
+            return begun
+
+        return end
+
+    def test_keeps_nothing_of_a_process_that_did_not_start(self, room_ends: Callable[[], list[Any]]) -> None:
+        before, threads, begun = descriptors(), threading.active_count(), room_ends()
+        with PrivateProcess(process_models.mortal) as process:
+            for _ in range(2):
+                with pytest.raises(ModelCallError, match="could not be started"):
+                    as_choice_backend(process)
+            until(lambda: threading.active_count() == threads)
+            assert descriptors() == before
+        assert not any(is_running(one.pid) for one in begun)
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_makes_rows_abstain(self, awaited: bool, room_ends: Callable[[], list[Any]]) -> None:
+        with PrivateProcess(process_models.mortal) as process:
+            engine = as_choice_backend(process)
+            process._client.connected().kill()
+            room_ends()
+            asked = (["red", "blue"], CHOICES)
+            rows = asyncio.run(engine.ascore_choices(*asked)) if awaited else engine.score_choices(*asked)
+        assert (rows == -np.inf).all()
 
 
 @pytest.mark.usefixtures("quick_starts")
