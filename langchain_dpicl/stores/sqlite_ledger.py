@@ -109,7 +109,7 @@ class WriterQueue:
                 number = self._number = os.open(f"{self._path}.queue", os.O_RDONLY | os.O_CREAT, mode)
             if self._is_waiting or not _took(number):
                 return self._wait(number, seconds)
-        except OSError:  # a folder that this user may not write to, or a file system without such locks
+        except (OSError, RuntimeError):  # a folder that this user may not write to, no such locks, no room for a thread
             self._rest_until = time.monotonic() + _PAUSE
             return False
         return True
@@ -117,11 +117,11 @@ class WriterQueue:
     def _wait(self, number: int, seconds: float) -> bool:
         is_held = False
         with self._changed:
-            self._is_wanted = True
-            if not self._is_waiting:
-                self._is_waiting = True
-                threading.Thread(target=self._take, args=(number, self._changed), daemon=True).start()
             try:
+                self._is_wanted = True
+                if not self._is_waiting:
+                    threading.Thread(target=self._take, args=(number, self._changed), daemon=True).start()
+                    self._is_waiting = True  # after that; the thread clears it, under this lock
                 is_held = self._changed.wait_for(lambda: self._is_held, seconds)
             finally:
                 if self._is_held and not is_held:  # an interrupt

@@ -215,6 +215,34 @@ def test_a_writer_that_waited_in_vain_goes_on_without_the_queue(path: Path) -> N
 
 
 @QUEUED
+@pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
+def test_a_queue_whose_thread_did_not_start_holds_no_later_writer_up(
+    path: Path, stop: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    SQLiteStore.new(path).close()
+    store = SQLiteStore(path, timeout=20.0)
+    store.may_create = True
+    share = share_of(budget(store=store, epsilon=4.0))
+
+    def stopped(_: threading.Thread) -> None:
+        raise stop("can't start new thread")
+
+    number = os.open(f"{path}.queue", os.O_RDONLY)
+    fcntl.flock(number, fcntl.LOCK_EX)
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", stopped)
+        with pytest.raises(stop) if stop is KeyboardInterrupt else contextlib.nullcontext():
+            share.reserve("t")  # the ledger's own lock is free
+    os.close(number)
+    store._link._queue._rest_until = 0.0  # a minute later
+    share.reserve("t")
+    assert time.monotonic() - began < 10.0  # no wait for a thread that there is not, of half the timeout
+
+
+@QUEUED
 def test_writers_take_turns_in_the_queue(path: Path) -> None:
     import fcntl
 
