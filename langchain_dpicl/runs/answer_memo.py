@@ -254,7 +254,7 @@ class AnswerMemo:
     """The cache of one component's answers in a memo that outlives the process.
 
     Formal guarantees:
-      - The key of an answer is ledger, data set, component, public parameters of the plan, tenant and query.
+      - The key of an answer is ledger, data set, component, public parameters of the plan, tenant, query and run.
       - `keep` returns when the answer is stored. If the memo fails, the answer stays in this process and is written,
         before it is returned, when the query is asked again. None is dropped: with 256 such answers, new queries are
         refused before they are charged.
@@ -271,6 +271,7 @@ class AnswerMemo:
         self.description = memo.description
         self._memo = memo
         self._scope = scope_of(scope)
+        self._run: Query = ()
         self._packed = packed
         self._unpacked = unpacked
         self._unsaved: dict[tuple[str, Query], _StoredOutcome] = {}
@@ -279,10 +280,12 @@ class AnswerMemo:
     def of_run(self, blocks: Blocks) -> AnswerMemo:
         """Returns the cache of the answers of one run on a stream, whose keys hold its blocks.
 
-        An answer that could not be stored is kept as long as its run.
+        They do so beside the query: of all runs of a component a memo keeps as many answers as of one. An answer that
+        could not be stored is kept as long as its run.
         """
-        scope = {"of": self._scope, "blocks": list(blocks)}
-        return AnswerMemo(self._memo, scope=scope, packed=self._packed, unpacked=self._unpacked)
+        other = AnswerMemo(self._memo, scope={}, packed=self._packed, unpacked=self._unpacked)
+        other._scope, other._run = self._scope, tuple(map(str, blocks))
+        return other
 
     def recall(self, tenant: Tenant, query: Query) -> Any:
         """Returns the outcome that any process stored for the tenant's query, or None."""
@@ -372,7 +375,7 @@ class AnswerMemo:
             logger.warning("%s The turn of a query expires by itself.", error)
 
     def _key(self, name: str, query: Query) -> MemoKey:
-        return MemoKey(self._scope, tenant_of(name), query_of(query))
+        return MemoKey(self._scope, tenant_of(name), query_of((*query, *self._run)))
 
     def _ask_memo(self, action: Callable[[], T]) -> T:
         """Calls the memo; of foreign errors only the class is reported, as their text may contain a password."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import json
@@ -11,6 +12,7 @@ import os
 import pickle
 import random
 import signal
+import sqlite3
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.stream_ledger import QueryShare
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
+from langchain_dpicl.stores import SQLiteMemo
 from langchain_dpicl.streams import PrivateRange, PrivateStream
 from tests.sealed_files import assert_found, with_digest
 from tests.stream_times import DAY, START
@@ -141,6 +144,20 @@ def test_kept_answers_belong_to_their_run(clock: list[float], tmp_path: Any) -> 
     asyncio.run(made.ainvoke("same"))
     assert len(lines(budget, "reserve")) == 2
     budget.close()
+
+
+def test_a_memo_keeps_as_many_answers_of_all_runs_as_of_one(clock: list[float], tmp_path: Any) -> None:
+    path = tmp_path / "answers.db"
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "l.db", epsilon=4.0, delta=1e-6, per="30 days")
+    made = voter(stream().rolling(30, every=7), budget, serving=Serving(memo=SQLiteMemo(path, size=2)))
+    for _ in range(3):
+        for query in ("one", "two", "two"):
+            ask(made, query)
+        clock[0] += 7 * DAY
+    assert len(lines(budget, "reserve")) == 6  # each run pays for its own
+    budget.close()
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT count(*) FROM answers").fetchone() == (2,)
 
 
 def test_an_answer_reads_the_newest_run_alone(clock: list[float]) -> None:
