@@ -421,8 +421,8 @@ class Serving(Option):
       memo_size: answers cached per tenant; cache hits are not charged. 0: every query is charged.
       memo: where answers outlive the process: the path of a SQLite file (created if missing), or a `ReleaseMemo` such
         as `PostgresMemo`. Needs `component` and a durable ledger.
-      tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), over all processes; None: as
-        many as the share pays for.
+      tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), over all processes and, on a
+        stream, all runs; None: as many as the share pays for.
       on_exhausted: "raise", or "zero_shot": the public model alone answers, for free; the result says so.
       public_first: True: the public prompt is asked before a ticket is reserved, so an outage of the model is free.
         False: voting over an API asks it beside the private rows, which takes half the time; the first answer of an
