@@ -320,7 +320,7 @@ def _each(work: Callable[[slice], None], pieces: Sequence[slice], size: int) -> 
         work_on()
         return
     helpers: list[Future[None]] = []
-    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+    with ThreadPoolExecutor() as pool:
         with suppress(RuntimeError):  # no room for one more
             for _ in range(min(_MOST_THREADS, os.cpu_count() or 1) - 1):
                 helpers.append(pool.submit(work_on))  # noqa: PERF401  those that started are kept
