@@ -728,11 +728,15 @@ class EmbeddedModel(AwaitedInThreads):
         return "dpicl-embedded"
 
     @functools.cached_property
+    def tokenizer_fingerprint(self) -> str:
+        """Says which tables these are: under others, a token id is another word."""
+        manifest = resources.files("langchain_dpicl.backends") / "data" / "manifest.json"
+        return hashlib.sha256(str(json.loads(manifest.read_text("utf-8"))["sha256"]).encode()).hexdigest()[:16]
+
+    @property
     def fingerprint(self) -> str:
         """Says which tables and numbers these are: equal engines generate alike, and caches take them for one."""
-        manifest = resources.files("langchain_dpicl.backends") / "data" / "manifest.json"
-        shipped = json.loads(manifest.read_text("utf-8"))["sha256"]
-        return hashlib.sha256(f"{shipped} {self._induction}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.tokenizer_fingerprint} {self._induction}".encode()).hexdigest()[:16]
 
     @property
     def max_top_k(self) -> int | None:

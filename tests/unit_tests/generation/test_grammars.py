@@ -529,6 +529,7 @@ class TestTheGrammarItself:
         [
             lambda: Grammar.regex("("),
             lambda: Grammar.regex(""),
+            lambda: Grammar.choices(["half a pair \ud800"]),
             lambda: Grammar.regex(7),  # type: ignore[arg-type]
             lambda: Grammar.regex("(?=a)b"),
             lambda: Grammar.regex(r"(a)\1"),

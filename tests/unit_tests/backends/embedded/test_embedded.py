@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from langchain_dpicl import DemonstrationSynthesizer, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.embedded import EmbeddedModel, Induction, ModelTables, Segment, answers, load_tables
 from langchain_dpicl.exceptions import ConfigurationError
 from tests.contracts.backend import ChoiceContract, Coupled, NextTokenContract, TextContract, same_bits
@@ -584,3 +585,19 @@ class TestBuild:
 
 def test_tables_are_loaded_once():
     assert load_tables() is load_tables()
+
+
+def test_a_checkpoint_is_not_continued_under_other_tables(tmp_path, monkeypatch):
+    """A rebuilt vocabulary would read the ids that were paid for as other words."""
+    private = PrivateExamples([{"text": "my card was declined"}] * 900, public_size=900)
+    budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-6)
+
+    def run():
+        given = {"llm": EmbeddedLLM(), "budget": budget, "epsilon": 8.0, "max_tokens": 3, "component": "shots"}
+        return DemonstrationSynthesizer.from_private_examples(private, checkpoint=tmp_path / "run.jsonl", **given)
+
+    first = run().run()
+    assert run().run() == first
+    monkeypatch.setattr(EmbeddedModel, "tokenizer_fingerprint", "of other tables")
+    with pytest.raises(ConfigurationError, match=r"another run's: differences in \['plan'\]"):
+        run()
