@@ -99,16 +99,15 @@ PRAGMA mmap_size = 0;
 
 _NETWORK = frozenset(
     [
-        *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs"),
-        *("nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs"),
+        *("9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "fakeowner", "fuse", "gfs2", "glusterfs", "gpfs"),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf"),
+        *("virtiofs", "vmhgfs", "wekafs"),
     ]
 )
-"""File systems whose locks or shared memory do not hold between hosts."""
+"""File systems whose locks or shared memory do not hold between hosts; "fuse" is one that does not say which it is."""
 
-_LOCAL_FUSE = frozenset(
-    ["fuse.bindfs", "fuse.cryfs", "fuse.encfs", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs"]
-)
-"""File systems in user space that one host alone has; of others nobody can know."""
+_LOCAL_FUSE = frozenset(["fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"])
+"""File systems in user space that are mostly of one host; of others nobody can know."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -226,35 +225,38 @@ def _check_file(path: Path) -> None:
 
 def _check_local(path: Path) -> None:
     """Refuses a file whose locks, or whose log beside it, other hosts or containers do not share."""
-    mounts = _mounts()
-    kind = _file_system(file_identity(path).device, mounts)
-    if kind is not None and (kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)):
+    kind, place = _mount_of(path)
+    if kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE):
         advice = "Keep it on a local disk; use PostgreSQL for more than one host."
         raise LedgerError(f"ledger {path}: expected a local file system, found {kind}. {advice}")
-    if os.path.realpath(path) in {_unescaped(mount[4]) for mount in mounts}:
+    if Path(place).is_file():
         found = "a file that is mounted alone, whose log beside it no other container sees"
         raise LedgerError(f"ledger {path}: expected a file in a mounted folder, found {found}. Mount the folder.")
 
 
-def _mounts() -> list[list[str]]:
-    """Returns the fields of each mount that this process sees, where the system tells."""
+def _mount_of(path: Path) -> tuple[str, str]:
+    """Returns type and place of the mount that a file is on, where the system tells; else "" twice."""
+    name_alone = getattr(os, "O_PATH", None)  # opens nothing, so that its close drops no lock of this process
+    if name_alone is None:
+        return "", ""
     try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        held = os.open(path, name_alone)
     except OSError:
-        return []
-    return [line.split(" ") for line in lines]
-
-
-def _unescaped(name: str) -> str:
-    """Returns a path of `_MOUNTS`, in which white space and backslashes are octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)
-
-
-def _file_system(device: int, mounts: list[list[str]]) -> str | None:
-    """Returns the type of the file system with this device number, where the system tells."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = [fields[fields.index("-") + 1] for fields in mounts if fields[2] == number]
-    return kinds[-1] if kinds else None
+        return "", ""
+    try:
+        told = Path(f"/proc/self/fdinfo/{held}").read_text(encoding="ascii")
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    except OSError:
+        return "", ""
+    finally:
+        os.close(held)
+    number = told.partition("mnt_id:")[2].split()[0]
+    for fields in (line.split(" ") for line in lines):
+        if fields[0] == number:
+            # White space and backslashes are octal numbers.
+            place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+            return fields[fields.index("-") + 1], place
+    return "", ""
 
 
 def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
@@ -264,8 +266,8 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
       LedgerError: it is not a ledger's file, broken, of a newer version, or on a network file system.
       LedgerUnavailableError: it is missing, locked or cannot be read.
     """
-    _check_file(path)
     _check_local(path)
+    _check_file(path)
     with errors_of(path), _connect(path, timeout=timeout) as connection:
         _check_ours(connection, path)
         _use_log(connection, path)

@@ -140,7 +140,7 @@ def test_names_that_sqlite_takes_for_a_log_are_refused(tmp_path: Path, end: str)
 
 
 def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_dpicl.stores.sqlite_file._file_system", lambda device, mounts: "nfs4")
+    monkeypatch.setattr("langchain_dpicl.stores.sqlite_file._mount_of", lambda path: ("nfs4", "/"))
     with pytest.raises(MemoError, match="nfs4"):
         SQLiteMemo(tmp_path / "memo.db")
 

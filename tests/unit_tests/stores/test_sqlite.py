@@ -36,6 +36,16 @@ class TestSQLiteStore(DurableStoreContract):
         return SQLiteStore(store.path, name=name)
 
 
+def mount_of(path: Path) -> str:
+    """Returns the number of the mount that a file is on."""
+    if not hasattr(os, "O_PATH") or not sqlite_file._MOUNTS.exists():
+        pytest.skip("this system lists its mounts elsewhere")
+    held = os.open(path, os.O_PATH)
+    told = Path(f"/proc/self/fdinfo/{held}").read_text()
+    os.close(held)
+    return told.partition("mnt_id:")[2].split()[0]
+
+
 class TestOpening:
     """It makes nothing, and changes nothing that is not a ledger's."""
 
@@ -185,12 +195,11 @@ class TestOpening:
     def test_a_network_file_system_is_refused(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made(path).close()
         mounts = path.with_name("mountinfo")
-        device = path.stat().st_dev
-        line = f"21 1 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:1 - {{}} server:/export rw\n"
+        line = f"{mount_of(path)} 1 0:21 / / rw,relatime shared:1 - {{}} server:/export rw\n"
         monkeypatch.setattr(sqlite_file, "_MOUNTS", mounts)
-        kinds = {"nfs4": True, "virtiofs": True, "fuse.sshfs": True, "fuse.ceph-fuse": True, "fuse.of-tomorrow": True}
+        kinds = dict.fromkeys(["nfs4", "virtiofs", "fuse", "fuse.sshfs", "fuse.ceph-fuse", "fuse.of-tomorrow"], True)
         for kind, refused in {**kinds, "fuse.fuse-overlayfs": False, "fuseblk": False, "ext4": False}.items():
-            mounts.write_text("20 1 0:999 / /net rw - nfs x rw\n" + line.format(kind))
+            mounts.write_text("999999 1 0:999 / /net\u2028 rw - nfs x rw\n" + line.format(kind))
             if refused:
                 with pytest.raises(LedgerError, match=f"found {kind}.*PostgreSQL"):
                     SQLiteStore(path)
@@ -205,12 +214,14 @@ class TestOpening:
         folder = tmp_path / "of app\\s é"
         folder.mkdir()
         made(folder / "budget.db").close()
+        number = mount_of(folder)
         monkeypatch.setattr(sqlite_file, "_MOUNTS", tmp_path / "mountinfo")
         written = str(folder.resolve()).replace("\\", "\\134").replace(" ", "\\040")
         link = tmp_path / "link.db"
         link.symlink_to(folder / "budget.db")
         for place, refused in ((written, False), (f"{written}/budget.db", True), (f"{written}/other.db", False)):
-            sqlite_file._MOUNTS.write_text(f"21 1 0:999 /of/the/host {place} rw,relatime - ext4 /dev/sda1 rw\n")
+            line = f"{number} 1 0:999 /of/the/host {place} rw,relatime - ext4 /dev/sda1 rw\n"
+            sqlite_file._MOUNTS.write_text(line)
             for named in (folder / "budget.db", link):
                 if refused:
                     with pytest.raises(LedgerError, match=r"mounted alone.*Mount the folder"):
@@ -227,22 +238,27 @@ class TestOpening:
             f"mount --bind budget.db app/budget.db && exec {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
         )
         asked = ["unshare", "--mount", "sh", "-c"]
+        (tmp_path / "empty.db").touch()
         try:
             subprocess.run(
                 [*asked, "mount --bind budget.db app/budget.db"], cwd=tmp_path, check=True, capture_output=True
             )
         except (OSError, subprocess.CalledProcessError):
             pytest.skip("this process may not mount")
-        shown = subprocess.run([*asked, mounted], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert "mounted alone" in shown.stderr
+        for command in (mounted, mounted.replace("--bind budget.db", "--bind empty.db")):
+            shown = subprocess.run([*asked, command], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert "mounted alone" in shown.stderr
+        hidden = mounted.replace("&& exec", "&& mount --bind ../sound app && exec")
+        (tmp_path / "sound").mkdir()
+        made(tmp_path / "sound" / "budget.db").close()
+        hidden = hidden.replace("../sound", "sound")
+        assert subprocess.run([*asked, hidden], cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
     def test_the_file_systems_of_this_system_are_told(self, path: Path) -> None:
-        if not sqlite_file._MOUNTS.exists():
-            pytest.skip("this system lists its mounts elsewhere")
-        known = sqlite_file._MOUNTS.read_text()
-        kind = sqlite_file._file_system(Path("/proc").stat().st_dev, sqlite_file._mounts())
-        assert kind == "proc"
-        assert " - proc " in known
+        mount_of(path.parent)
+        assert sqlite_file._mount_of(Path("/proc/self/status")) == ("proc", "/proc")
+        assert "" not in sqlite_file._mount_of(path.parent)
+        assert sqlite_file._mount_of(path) == ("", "")  # nothing is there
 
     def test_a_file_system_without_a_write_ahead_log_is_refused(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
