@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from importlib.resources import files
 from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any, Literal, TypeAlias, get_args
-from unicodedata import category
 
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -215,10 +217,30 @@ def check_name(name: str, value: Any) -> str:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value can be a public name, in a newer version of Unicode too: ledgers are read by older Pythons."""
+    """Whether a value can be a public name; characters newer than Unicode 14 can, as other Pythons read the ledger."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
         return False
-    return value.isprintable() or all(letter.isprintable() or category(letter) == "Cn" for letter in value)
+    return value.isprintable() or all(letter.isprintable() or in_unicode_14(letter) != letter for letter in value)
+
+
+def in_unicode_14(text: str) -> str:
+    """Returns a text with a space for each character that Unicode 14 lacks.
+
+    That is Python 3.11's Unicode. Later versions fold, compose and print more characters: where processes of several
+    versions share a ledger, a unit of one label would be of another label in some of them, and be read for both.
+    """
+    if text.isascii():
+        return text
+    newer = _unassigned().findall("".join(set(text)))  # each character once: a text has few, and the pattern is slow
+    return text.translate(dict.fromkeys(map(ord, newer), " ")) if newer else text
+
+
+@functools.cache
+def _unassigned() -> re.Pattern[str]:
+    """Returns a pattern of the characters that Unicode 14 lacks; the file has the first and last of each run."""
+    runs = files("langchain_dpicl.privacy").joinpath("unassigned_in_unicode_14.txt").read_text("ascii").split()
+    ends = [(chr(int(first, 16)), chr(int(last, 16))) for first, _, last in (run.partition("-") for run in runs)]
+    return re.compile("[" + "".join(f"{first}-{last}" for first, last in ends) + "]")
 
 
 def plain_text(text: str) -> str:

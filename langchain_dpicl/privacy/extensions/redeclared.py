@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.exceptions import RecordError
-from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_flag, check_name, fail
+from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_flag, check_name, fail, in_unicode_14
 from langchain_dpicl.privacy.private_examples import (
     SPLIT_RULE,
     Declaration,
@@ -97,25 +95,6 @@ def check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | Non
     return first, fold_case
 
 
-def in_unicode_14(text: str) -> str:
-    """Returns a text with a space for each character that Unicode 14 lacks.
-
-    That is Python 3.11's Unicode. Later versions fold, compose and print more characters: where processes of several
-    versions share a ledger, a unit of one label would be of another label in some of them, and be read for both.
-    """
-    return text if text.isascii() else _unassigned().sub(" ", text)
-
-
-@functools.cache
-def _unassigned() -> re.Pattern[str]:
-    """Returns a pattern of the characters that Unicode 14 lacks; the file has the first and last of each run."""
-    runs = files("langchain_dpicl.privacy.extensions").joinpath("unassigned_in_unicode_14.txt").read_text("ascii")
-    ends = [
-        (chr(int(first, 16)), chr(int(last, 16))) for first, _, last in (run.partition("-") for run in runs.split())
-    ]
-    return re.compile("[" + "".join(f"{first}-{last}" for first, last in ends) + "]")
-
-
 def normalized(text: str, *, fold_case: bool = True) -> str:
     r"""Returns the form in which values are compared and released; "" if it has no printable character.
 
@@ -141,7 +120,10 @@ def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]
     listed = tuple(check_name("values", value) for value in values)
     known = {normalized(value, fold_case=fold_case): value for value in listed}
     if not listed or len(known) != len(listed) or "" in known:
-        advice = "Values that differ only in case or white space are equal: declare one, or set fold_case=False."
+        advice = (
+            "Values that differ only in case or white space are equal, and characters newer than Unicode 14 are "
+            "spaces: declare one, or set fold_case=False."
+        )
         raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
     return known
 

@@ -29,6 +29,7 @@ from langchain_dpicl.privacy._validate import (
     check_name,
     check_real,
     fail,
+    in_unicode_14,
     is_name,
 )
 from langchain_dpicl.privacy.accounting.events import (
@@ -39,7 +40,7 @@ from langchain_dpicl.privacy.accounting.events import (
     PureEvent,
     canonical_json,
 )
-from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS, NO_SPLIT, forms_of, in_unicode_14, normalized
+from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS, NO_SPLIT, forms_of, normalized
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom

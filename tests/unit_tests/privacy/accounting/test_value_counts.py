@@ -20,6 +20,7 @@ from scipy import stats
 from langchain_dpicl.discovery import plan_discovery
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import in_unicode_14
 from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     FailureEvent,
@@ -32,7 +33,7 @@ from langchain_dpicl.privacy.accounting.events import (
     event_to_dict,
 )
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
-from langchain_dpicl.privacy.extensions.redeclared import in_unicode_14, normalized
+from langchain_dpicl.privacy.extensions.redeclared import normalized
 from langchain_dpicl.privacy.extensions.value_counts import (
     UNITS,
     CountPlan,
