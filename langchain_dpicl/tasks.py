@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from langchain_dpicl._templates import Template, is_field_name
@@ -165,7 +165,7 @@ def public_text(name: str, value: Any) -> str:
         if isinstance(value, float) and np.isnan(value):  # a table's mark of a text that is missing
             raise fail(name, expected, value, "Leave out what has no text.")
         return str(value)
-    if isinstance(value, Sequence) and len(value) > 1 and all(isinstance(item, BaseMessage) for item in value):
+    if isinstance(value, Sequence) and value and all(isinstance(item, BaseMessage) for item in value):
         value = ChatPromptValue(messages=value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
@@ -198,6 +198,9 @@ def _content(value: Any) -> str | None:
     """Returns the text of a LangChain message, prompt value or document; None for anything else."""
     if isinstance(value, ChatPromptValue) and len(value.messages) == 1:
         return str(value.messages[0].text)
+    if isinstance(value, ChatPromptValue):
+        # Not LangChain's `to_string`: it writes calls of tools, with ids that no second run has, and raises for others.
+        return "\n".join(f"{_speaker(one)}: {one.text}" for one in value.messages if str(one.text).strip())
     if isinstance(value, PromptValue):
         return value.to_string()
     if isinstance(value, BaseMessage):
@@ -205,6 +208,12 @@ def _content(value: Any) -> str | None:
     if isinstance(value, Document):
         return value.page_content
     return None
+
+
+def _speaker(message: BaseMessage) -> str:
+    """Returns who says a message, as LangChain writes it."""
+    kind = message.role if isinstance(message, ChatMessage) else message.type.removesuffix("MessageChunk")
+    return {"ai": "AI", "human": "Human", "system": "System", "tool": "Tool", "function": "Function"}.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True)

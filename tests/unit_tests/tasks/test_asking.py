@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    ChatMessage,
+    HumanMessage,
+    HumanMessageChunk,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
@@ -93,6 +101,12 @@ def test_a_chat_prompt_is_read_as_text() -> None:
     assert wording().query(asked[:1]) == ("my card",)
     both = wording(suffix="{history}\n\nTicket: {input}\nQueue:").query({"input": "q", "history": asked[:2]})
     assert both == ("Human: my card\nAI: which?", "q")
+    called = AIMessage("", tool_calls=[{"name": "ask", "args": {}, "id": "call_8f3a"}])
+    steps = [asked[0], called, ToolMessage("blue", tool_call_id="call_8f3a"), RemoveMessage(id="3"), asked[2]]
+    for talk in (steps, ChatPromptValue(messages=[step for step in steps if not isinstance(step, RemoveMessage)])):
+        assert wording().query(talk) == ("Human: my card\nTool: blue\nHuman: the blue one",)
+    assert wording().query([ChatMessage("hm", role="Clerk"), HumanMessageChunk("a")]) == ("Clerk: hm\nHuman: a",)
+    assert wording().query([HumanMessage(""), AIMessage(" ")]) == ("",)
     with pytest.raises(ConfigurationError, match="image"):
         wording().query([*asked, HumanMessage([{"type": "image", "url": "https://example.org/a.png"}])])
 
