@@ -476,24 +476,24 @@ def _escaped(text: str) -> str:
 
 def _refuse_other_formats(template_format: object, example_prompt: object) -> None:
     """Refuses jinja2 and mustache, which read attributes or run code, anywhere in a template."""
-    for language in (template_format, *_formats_in(example_prompt)):
+    for language in (template_format, *formats_in(example_prompt)):
         if language != "f-string":
             raise ConfigurationError(
                 f"template_format: expected 'f-string', found {language!r}. Rewrite {{{{ name }}}} as {{name}}."
             )
 
 
-def _formats_in(template: object) -> Iterator[object]:
+def formats_in(template: object) -> Iterator[object]:
     """Yields the template formats used in a (chat) template, whatever its nesting."""
     if isinstance(template, (list, tuple)):
         for part in template:
-            yield from _formats_in(part)
+            yield from formats_in(part)
         return
     if (language := getattr(template, "template_format", None)) is not None:
         yield language
     for name in ("messages", "prompt", "example_prompt"):
         if (inner := getattr(template, name, None)) is not None:
-            yield from _formats_in(inner)
+            yield from formats_in(inner)
 
 
 class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):

@@ -30,7 +30,7 @@ from langchain_core.outputs import (
     LLMResult,
 )
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
-from langchain_core.prompts import BasePromptTemplate
+from langchain_core.prompts import BasePromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import Input, Output
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConc
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
+from langchain_dpicl.prompts import formats_in
 from langchain_dpicl.tasks import public_text
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
@@ -832,8 +833,8 @@ class LabelClassifier(PublicRunnable[Any, str]):
             fault = "a model with logprobs (votes are not probabilities)"
         elif len(self.prompt.input_variables) != 1:
             fault = f"one input variable, found {sorted(self.prompt.input_variables)}: fix the others by prompt.partial"
-        elif self.prompt.input_types.get(name := self.prompt.input_variables[0], str) is not str:
-            fault = f"a variable of text, found {name!r} of messages"
+        elif messages := [*_placeholders(self.prompt)]:
+            fault = f"a variable of text, found {messages[0]!r} of messages"
         if fault and answers.calibrate:
             raise fail("LabelAnswers.calibrate", f"None or False, or {fault}", True)
         if not answers.content_free:
@@ -954,19 +955,30 @@ def _text_of(value: PromptValue) -> str:
 
 
 def _with_texts(prompt: BasePromptTemplate[Any], item: Any) -> Any:
-    """Returns an input with the text of each message or document: a template would write its `repr`."""
+    """Returns an input with the text of each message or document: an f-string would write its `repr`."""
+    if any(language != "f-string" for language in formats_in(prompt)):
+        return item  # other languages read parts of what they are given
+    names = set(prompt.input_variables) - set(_placeholders(prompt))
     if not isinstance(item, Mapping):
-        names = prompt.input_variables
-        return public_text("input", item) if len(names) == 1 and _has_text(prompt, names[0], item) else item
-    texts = {name: public_text(f"input[{name!r}]", one) for name, one in item.items() if _has_text(prompt, name, one)}
+        return (
+            public_text("input", item) if len(names) == len(prompt.input_variables) == 1 and _has_text(item) else item
+        )
+    texts = {name: public_text(f"input[{name!r}]", item[name]) for name in names & set(item) if _has_text(item[name])}
     return {**item, **texts} if texts else item
 
 
-def _has_text(prompt: BasePromptTemplate[Any], name: str, value: Any) -> bool:
-    """Whether a value has a text that its variable reads; that of a placeholder reads messages."""
-    listed = value if isinstance(value, list) and value else [value]
-    is_text = all(isinstance(one, BaseMessage | PromptValue | Document) for one in listed)
-    return is_text and prompt.input_types.get(name, str) is str
+def _has_text(value: Any) -> bool:
+    listed = value if isinstance(value, list | tuple) and value else [value]
+    return all(isinstance(one, BaseMessage | PromptValue | Document) for one in listed)
+
+
+def _placeholders(prompt: object) -> Iterator[str]:
+    """Yields the variables that take messages, of a chat template and of those in it."""
+    for part in getattr(prompt, "messages", None) or ():
+        if isinstance(part, MessagesPlaceholder):
+            yield part.variable_name
+        else:
+            yield from _placeholders(part)
 
 
 def _variables(prompt: BasePromptTemplate[Any], item: Any) -> Mapping[str, Any]:

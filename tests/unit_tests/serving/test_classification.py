@@ -581,10 +581,32 @@ def test_the_text_of_a_message_is_asked_and_not_its_form():
         (ChatPromptValue(messages=[HumanMessage("pin")]), "pin"),
         ({"input": HumanMessage("pin")}, "pin"),
         (talk, "Human: pin\nAI: Which?"),
+        (tuple(talk), "Human: pin\nAI: Which?"),
     ):
         one.invoke(given)
         one.probabilities([given])
         assert [prompts for prompts, _ in engine.calls[-2:]] == [(PROMPT.format(input=asked),)] * 2
+
+
+def test_what_a_prompt_reads_of_messages_itself_is_left_to_it():
+    engine = Choices(lambda _prompt, choice: -float(len(choice)))
+    inner = ChatPromptTemplate.from_messages([MessagesPlaceholder("history")])
+    nested = ChatPromptTemplate.from_messages([("system", "Sort."), inner, ("human", "{input}")])
+    picture = HumanMessage([{"type": "image", "url": "https://example.org/a.png"}])
+    given = {
+        "history": [HumanMessage("pin"), AIMessage("Which?")],
+        "input": HumanMessage("mine"),
+        "messages": [picture],
+    }
+    classifier(engine, prompt=nested, answers=RAW).invoke(given)
+    assert engine.calls[-1][0] == ("System: Sort.\nHuman: pin\nAI: Which?\nHuman: mine\nAI:",)
+    alone = ChatPromptTemplate.from_messages([("system", "Sort."), inner])
+    assert not classifier(engine, prompt=alone).calibrates
+    pages = PromptTemplate.from_template(
+        "{% for d in docs %}<{{ d.page_content }}>{% endfor %}", template_format="jinja2"
+    )
+    classifier(engine, prompt=pages, answers=RAW).invoke({"docs": [Document("a"), Document("b")]})
+    assert engine.calls[-1][0] == ("<a><b>",)
 
 
 def test_without_a_prompt_it_takes_what_a_prompt_gives():
