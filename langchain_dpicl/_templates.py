@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from string import Formatter
 
@@ -105,3 +105,16 @@ class Template:
         place = [name for _, name in self.pieces].index(field)
         *before, (last, _) = self.pieces[: place + 1]
         return Template("", tuple(before), ()).fill(values) + last
+
+
+def formats_in(template: object) -> Iterator[object]:
+    """Yields the template formats used in a (chat) template, whatever its nesting."""
+    if isinstance(template, (list, tuple)):
+        for part in template:
+            yield from formats_in(part)
+        return
+    if (language := getattr(template, "template_format", None)) is not None:
+        yield language
+    for name in ("messages", "prompt", "example_prompt"):
+        if (inner := getattr(template, name, None)) is not None:
+            yield from formats_in(inner)

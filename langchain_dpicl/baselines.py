@@ -757,7 +757,8 @@ def label_votes_without_privacy(
     voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
     size = private.public_size_of(None)
     wordings = voting.wording.num_wordings
-    shape = design_of_queries(rows, size) or declared_design(row_hint_of(choice_engine(llm, voting)), size)
+    usual = declared_design(row_hint_of(choice_engine(llm, voting)), size)
+    shape = design_of_queries(rows, size, usual=usual) or usual
     shape.check_wordings(wordings)
     plan = ReleasePlan(
         sampler=shape.sampler(size),

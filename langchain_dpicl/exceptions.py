@@ -68,7 +68,7 @@ class LargeDeltaWarning(UserWarning):
 
 
 class RecordError(DPICLError, ValueError):
-    """A record is malformed. Index and value are hidden; raised only at construction."""
+    """A record is malformed. Index and value are hidden; raised only where records are given."""
 
 
 class PrivateAccessError(DPICLError, TypeError):

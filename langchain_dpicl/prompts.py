@@ -6,7 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, cast
 
 from langchain_core.example_selectors import BaseExampleSelector
@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from langchain_dpicl._calls import did_you_mean, how_to_build
 from langchain_dpicl._construction import HidesInput
-from langchain_dpicl._templates import Template
+from langchain_dpicl._templates import Template, formats_in
 from langchain_dpicl.budget.handler import await_refusals
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -481,19 +481,6 @@ def _refuse_other_formats(template_format: object, example_prompt: object) -> No
             raise ConfigurationError(
                 f"template_format: expected 'f-string', found {language!r}. Rewrite {{{{ name }}}} as {{name}}."
             )
-
-
-def formats_in(template: object) -> Iterator[object]:
-    """Yields the template formats used in a (chat) template, whatever its nesting."""
-    if isinstance(template, (list, tuple)):
-        for part in template:
-            yield from formats_in(part)
-        return
-    if (language := getattr(template, "template_format", None)) is not None:
-        yield language
-    for name in ("messages", "prompt", "example_prompt"):
-        if (inner := getattr(template, name, None)) is not None:
-            yield from formats_in(inner)
 
 
 class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):

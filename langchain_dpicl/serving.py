@@ -39,6 +39,7 @@ from typing_extensions import override
 
 from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._construction import HidesInput, tells_how_to_build
+from langchain_dpicl._templates import formats_in
 from langchain_dpicl.backends.base import Rows, cut_at_stop
 from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.private_calls.log_guard import is_inside_call
@@ -47,7 +48,6 @@ from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConc
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
-from langchain_dpicl.prompts import formats_in
 from langchain_dpicl.tasks import public_text
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and

@@ -860,10 +860,10 @@ def _teachers(
         noise = mechanism or mechanism_for(usual)
         return kind, ChosenRows(usual, noise, terms["calibrate"], RowGuess())
     shape = rows.replace(redraw_every=None)
-    # Its threshold is a number of votes, whatever an engine declares.
-    if is_confident and shape == Rows():
-        usual = RowDesign.choose(smallest_size=public_size)
-        return kind, ChosenRows(usual, mechanism_for(usual), terms["calibrate"], RowGuess())
+    if is_confident:  # its threshold is a number of votes, whatever an engine declares
+        asked = RowDesign.of(shape, smallest_size=public_size)
+        usual = asked or RowDesign.choose(smallest_size=public_size)
+        return kind, ChosenRows(usual, mechanism or mechanism_for(usual), terms["calibrate"], RowGuess())
     return kind, chosen_rows(shape, public_size, engine=engine, mechanism=mechanism, **terms)
 
 

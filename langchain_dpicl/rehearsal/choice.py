@@ -538,10 +538,7 @@ def chosen_rows(
         )
         name: Any = best.plan.release.mechanism.name
         return ChosenRows(best.design, name, best.calibrated, rows, best)
-    is_usual = rows is None or rows == Rows() or usual.rows == "units"
-    if rows is not None and not is_usual and rows.slots is rows.units is None and rows.sampling != "partition":
-        rows = rows.replace(slots=usual.num_slots)
-    shape = design_of_queries(rows, public_size) or usual
+    shape = design_of_queries(rows, public_size, usual=usual) or usual
     return ChosenRows(shape, mechanism or mechanism_for(shape), calibrate, RowGuess())
 
 

@@ -285,8 +285,14 @@ def plan_queries(
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough, near=near)
 
 
-def design_of_queries(rows: Rows | None, public_size: int) -> RowDesign | None:
-    """Returns the shape that `rows=` asks for; None lets the planner choose."""
+def design_of_queries(rows: Rows | None, public_size: int, *, usual: RowDesign | None = None) -> RowDesign | None:
+    """Returns the shape that `rows=` asks for; None lets the planner choose.
+
+    Where only records of a slot are asked for, there are as many slots as `usual` has.
+    """
+    is_open = rows is not None and rows.slots is rows.units is None and rows.shots > 1 and rows.sampling != "partition"
+    if rows is not None and is_open and usual is not None and usual.rows == "slots":
+        rows = rows.replace(slots=usual.num_slots)
     design = RowDesign.of(rows, smallest_size=public_size)
     if rows is not None and rows.redraw_every is not None:
         raise fail("Rows.redraw_every", "None: every query draws its own sample", rows.redraw_every)

@@ -331,7 +331,8 @@ def _status(error: BaseException) -> int:
     places = [(error, "status_code"), (response, "status_code"), (error, "code"), (error, "status")]
     found = [_boto(response).get("HTTPStatusCode"), *(getattr(owner, name, None) for owner, name in places)]
     found += [body.get("code") for body in error.args[:1] if isinstance(body, dict)]  # of a reply of status 200
-    written = (str(status) for status in found if isinstance(status, int | str))  # LiteLLM writes it as text
+    # LiteLLM writes it as text; some enumerations show another text than their number.
+    written = (str(int(one)) if isinstance(one, int) else one for one in found if isinstance(one, int | str))
     return next((int(status) for status in written if _FAILED.fullmatch(status)), 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -420,7 +421,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
             for person, seconds, text, record in found:
                 if (block := terms.block_at(seconds)) >= first:
                     blocks.setdefault(block, {}).setdefault(person, {})[seconds, text] = record
-        return fault and f"{fault} It was left out, and the others were added."
+        return fault and f"{fault} What cannot be read was left out, and all else was added."
 
     def ranged(first: int | None, length: int, made: _Made) -> str | None:
         nonlocal read_up_to
@@ -489,16 +490,22 @@ def _read(records: Any, declared: Declaration, terms: StreamTerms, found: list[t
     A fault names neither index nor value.
     """
     known = {label: label for label in declared.labels}
-    first = ""
     time_key = "" if declared.stream is None else declared.stream.time_key
-    for number, raw in enumerate(each_record(records)):
+    first = ""
+
+    def read(raw: Any, number: int) -> str:
         person, record, fault = read_record(raw, declared, number, known)
-        seconds = None if fault else _seconds((fields_of(raw, declared.text_key) or {}).get(time_key))
-        if seconds is not None and terms.block_at(seconds) <= LAST_BLOCK:
-            found.append((person, seconds, json.dumps(record, sort_keys=True), record))
-            continue
-        far = f"records: expected a time with a zone under {time_key!r}; a record has none, or one far off."
-        first = first or fault or far
+        if fault:
+            return fault
+        seconds = _seconds((fields_of(raw, declared.text_key) or {}).get(time_key))
+        if seconds is None or terms.block_at(seconds) > LAST_BLOCK:
+            return f"records: expected a time with a zone under {time_key!r}; a record has none, or one far off."
+        found.append((person, seconds, json.dumps(record, sort_keys=True), record))
+        return ""
+
+    for number, raw in enumerate(each_record(records)):
+        fault = run_guarded(functools.partial(read, raw, number))
+        first = first or ("records: a record could not be read; the cause is hidden." if fault is None else fault)
     return first
 
 

@@ -586,7 +586,7 @@ class TestPlanOfAnswersToQueries:
     def test_a_fixed_sample_is_planned_under_replace_one(self, capsys: pytest.CaptureFixture[str]) -> None:
         fixed = [*TWO, "--set", "rows.sampling=fixed", "--no-compare"]
         plan = self.json(capsys, *fixed, "--adjacency", "replace_one")["plan"]
-        assert (plan["sampling"], plan["rows"], plan["sampling_rate"]) == ("fixed", "slots", 0.01)
+        assert (plan["sampling"], plan["rows"], plan["sampling_rate"]) == ("fixed", "slots", 0.02)
         assert self.run(*fixed) == 2
         assert "sampling: expected 'poisson'" in capsys.readouterr().err
 

@@ -12,6 +12,8 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import plan_generation
+from langchain_dpicl.options import Rows
+from langchain_dpicl.pate.labeler import _teachers
 from langchain_dpicl.pate.plan import LabellingPlan, compare_teachers, plan_labelling, propose_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess
@@ -514,3 +516,12 @@ class TestProposals:
         terms = {"public_size": 200, "epsilon": 1.0, "delta": 1e-5, "public_inputs": 8, "labels": 2, **given}
         with pytest.raises(ConfigurationError, match=said):
             propose_labelling(terms.pop("public_size"), **terms)  # type: ignore[arg-type]
+
+
+def test_a_threshold_of_votes_is_for_as_many_teachers_as_it_was_chosen_for() -> None:
+    """Otherwise the number of teachers would be the engine's, and a threshold could lie above all of them."""
+    asked: dict[str, Any] = {"engine": None, "mechanism": None, "calibrate": False, "epsilon": 1.0}
+    for rows in (Rows(shots=2), Rows(sampling="fixed"), Rows(), Rows(slots=30)):
+        _, chosen = _teachers(rows, 900, is_confident=True, **asked)
+        assert chosen.design.num_slots == (rows.slots or 40)
+    assert _teachers(Rows(shots=2), 900, is_confident=False, **asked)[1].design.num_slots == 20

@@ -69,6 +69,13 @@ def models(recorder: Recorder) -> dict[str, Any]:
 KINDS = tuple(models(Recorder()))
 
 
+class Shown(int):
+    """A status that shows itself as another text than its number, as members of some enumerations do."""
+
+    def __str__(self) -> str:
+        return f"Status.{int(self)}"
+
+
 @pytest.mark.loopback
 class TestNobodySeesAPrivateCall:
     """Each channel is shown to work: the ordinary call is seen on it, in the same net."""
@@ -357,6 +364,7 @@ class TestWaiting:
         for places in (
             {"response": {"ResponseMetadata": made}},
             {"code": HTTPStatus(status)},
+            {"code": Shown(status)},
             {"status": status},
             {"code": "rate_limit", "status_code": status},
             {"code": str(status)},  # as LiteLLM writes it
