@@ -570,6 +570,7 @@ class DraftRun(ReleaseRun[Item, Result]):
                 # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
                 tickets[0].owed = int(deals.left(draft.label, draft.number, number) > 0)
             return partial(self._open_dealt, deals, events)
+        self._reserve(draft, events, is_look=True)
         return partial(self._open_planned, events)
 
     # All three reserve behind the first public answer: an outage before it must not cost the tickets that cannot be
@@ -578,15 +579,21 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _open_planned(
         self, events: RunEvents, draft: PartialText, length: int, *shown: Any
     ) -> AbstractContextManager[ReleaseBlock]:
+        self._reserve(draft, events)
+        ticket = next(block.reservation for block in draft.tickets[draft.segment] if block.length == length)
+        return self._blocks.open(draft, length, ticket, *shown)
+
+    def _reserve(self, draft: PartialText, events: RunEvents, *, is_look: bool = False) -> None:
+        """Reserves what a text still needs; with `is_look` only what is not there, which raises the refusal."""
         for number, tickets in draft.tickets.items():
             for block in tickets:
-                if block.owed and block.reservation is None:
-                    template = template_name(self._script.segments[number].name, block.length)
+                template = template_name(self._script.segments[number].name, block.length)
+                if not block.owed or block.reservation is not None:
+                    continue
+                if not is_look or self.share.remaining(template, label=draft.label) < block.owed:
                     block.reservation = self.share.reserve(template, label=draft.label, count=block.owed)
                     events.tickets += block.owed
                     block.owed = 0
-        ticket = next(block.reservation for block in draft.tickets[draft.segment] if block.length == length)
-        return self._blocks.open(draft, length, ticket, *shown)
 
     @contextmanager
     def _open_one(

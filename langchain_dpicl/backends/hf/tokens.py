@@ -102,8 +102,10 @@ class TokenizerMaps:
         return not any(unknown in self._ids(piece, False) for piece in self._plain(text))
 
     def special_in(self, text: str) -> list[str]:
-        """Returns the special tokens that a text spells, which `encode` reads letter by letter."""
-        names = {name for id_, name in self._added.items() if id_ in self.special and name.strip()}
+        """Returns the tokens of chats, and others that are no words, that a text spells: `encode` reads letters."""
+        names = {
+            name for id_, name in self._added.items() if name.strip() and (id_ in self.markers or not name.isalnum())
+        }
         return sorted(name for name in names if name in text)
 
     def continued(self, text: str) -> list[int]:

@@ -101,7 +101,7 @@ class Vocabulary:
 
 def _ends(tokens: TokenizerMaps, facts: ModelInfo, requested: Sequence[int] | None) -> tuple[int, ...]:
     own = [*([] if tokens.eos is None else [tokens.eos]), *facts.ends]
-    if requested is not None and not all(isinstance(id_, int | np.integer) for id_ in requested):
+    if requested is not None and not all(hasattr(id_, "__index__") for id_ in requested):
         raise ConfigurationError(
             f"expected eos_token_id as an id, or several, found {requested!r}; "
             "tokenizer.convert_tokens_to_ids(token) gives the id of a token"

@@ -442,13 +442,15 @@ class Client:
                 f"the private process of {self.name} failed to start {MOST_FAILED_STARTS} times in a row. Look at the "
                 "memory of this machine and at what makes the model, then make another PrivateProcess"
             )
-        connection = None
-        with contextlib.suppress(OSError, RuntimeError):
+        refused = ""
+        try:
             connection = Connection()
-        if connection is None:
+        except (OSError, RuntimeError) as error:  # no private text: nothing was sent
+            refused = f"{type(error).__name__}: {error}"
+        if refused:
             raise ModelCallError(
-                f"the private process of {self.name} could not be started: the system has no room for a process, a "
-                "thread or a pipe. Look at its limits and at the memory of this machine"
+                f"the private process of {self.name} could not be started ({refused}). Look at the limits of this "
+                "system on processes, threads and memory, and whether the Python that runs here can be started"
             )
         try:
             start = {"does": "start", "allowed": allowed_wrappers(), "how": self._start}

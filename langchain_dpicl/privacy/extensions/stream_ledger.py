@@ -779,8 +779,10 @@ class RunShare(StreamShare):
         return self._blocks
 
     def remaining(self, template: str, *, label: str | None = None, blocks: Blocks | None = None) -> int:
-        """Returns how many parts of this run can still be reserved."""
+        """Returns how many parts of this run can still be reserved: none of a run that cannot be charged any more."""
         del blocks
+        if self._run is None and super().remaining(RUN_TEMPLATE, blocks=self._blocks) < 1:
+            return 0
         return self._parts_left[template, label]
 
     def reserve(self, template: str, *, label: str | None = None, count: int = 1, **_: Any) -> Reservation:

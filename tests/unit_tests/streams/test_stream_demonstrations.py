@@ -28,7 +28,7 @@ from langchain_dpicl.options import LocalExecutor, Noise, Rows
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, RepeatedEvent
-from langchain_dpicl.privacy.extensions.stream_ledger import run_ticket
+from langchain_dpicl.privacy.extensions.stream_ledger import RUN_TEMPLATE, StreamShare, run_ticket
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports import verify_report
@@ -155,6 +155,19 @@ def test_a_run_that_begins_in_an_outage_is_no_run(redraw_every: Any) -> None:
     assert not lines(budget, "reserve")
     assert len(run.run().examples) == 2
     assert len(lines(budget, "reserve")) == 1
+
+
+def test_a_run_that_nothing_pays_for_asks_no_model() -> None:
+    """A timer that starts a job again would pay its provider each time for what nothing can come of."""
+    budget, some = ledger(), stream()
+    engine = Flaky(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
+    engine.calls_left = 10**9
+    spent = synthesizer(some.rolling(30, every=7), budget, llm=engine).share
+    for _ in range(StreamShare.remaining(spent, RUN_TEMPLATE, blocks=spent.blocks)):
+        synthesizer(some.rolling(30, every=7), budget, llm=engine).run()
+    engine.calls_left = 1  # the next call would be an outage
+    with pytest.raises(PrivacyBudgetExceededError):
+        synthesizer(some.rolling(30, every=7), budget, llm=engine).run()
 
 
 @pytest.mark.traced

@@ -398,6 +398,14 @@ class TestAnApplicationWithoutRoom:
 
         return end
 
+    def test_is_told_what_the_system_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def absent(*_: Any, **__: Any) -> Any:
+            raise FileNotFoundError(2, "No such file or directory", "/nowhere/python")
+
+        monkeypatch.setattr(connection.subprocess, "Popen", absent)
+        with pytest.raises(ModelCallError, match=r"could not be started \(FileNotFoundError: .*/nowhere/python"):
+            as_choice_backend(PrivateProcess(process_models.mortal))
+
     def test_keeps_nothing_of_a_process_that_did_not_start(self, room_ends: Callable[[], list[Any]]) -> None:
         before, threads, begun = descriptors(), threading.active_count(), room_ends()
         with PrivateProcess(process_models.mortal) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,19 @@ def test_a_template_with_special_tokens_is_refused_before_it_is_trained() -> Non
         PromptEngine(
             tiny_tuning.llama(), tiny_hf.byte_tokenizer(chat=True), method="prefix", num_virtual_tokens=2, task=chat
         )
+
+
+def test_a_template_with_added_tokens_that_are_no_words_is_refused_too() -> None:
+    words = tiny_hf.byte_tokenizer()
+    words.add_tokens(["<think>", "overdraft"])
+    for template, found in (("<think>{text} is", ["<think>"]), ("overdraft {text} is", [])):
+        task = replace(CAUSAL, template=template, max_input_tokens=64)
+        make = functools.partial(PromptEngine, tiny_tuning.llama(), words, method="prefix", num_virtual_tokens=2)
+        if found:
+            with pytest.raises(ConfigurationError, match=r"^template: .*<think>"):
+                make(task=task)
+        else:
+            make(task=task)
 
 
 def test_a_text_without_tokens_is_refused() -> None:
