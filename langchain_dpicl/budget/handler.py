@@ -119,16 +119,22 @@ def make_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
     raise refusal
 
 
-def check_apart(place: Callable[[], Any], second: Callable[[], Any]) -> None:
-    """Refuses an anchor in the file of the ledger, before either is created."""
-    if _is_path(place) and _is_path(second) and check_path("path", place()) == check_path("anchor", second()):
-        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
-
-
-def _is_path(place: Callable[[], Any]) -> bool:
+def check_apart(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> None:
+    """Refuses an anchor in the file or the database of the ledger, before either is created."""
     from langchain_dpicl.stores import as_place, is_address
 
-    return isinstance(place(), (str, os.PathLike)) and not is_address(as_place(place()))
+    if not all(isinstance(where(), (str, os.PathLike)) for where in (place, second)):
+        return
+    is_served, is_second_served = (is_address(as_place(where())) for where in (place, second))
+    if is_served and is_second_served:
+        from langchain_dpicl.stores import PostgresAnchor, PostgresStore
+
+        anchor = PostgresAnchor(str(second()), timeout=timeout)
+        if anchor.is_in_database_of(PostgresStore(str(place()), timeout=timeout)):
+            advice = "A copy of the database that is restored would bring it back too."
+            raise fail("anchor", "a file, or a database on another server", "the ledger's own database", advice)
+    elif not (is_served or is_second_served) and check_path("path", place()) == check_path("anchor", second()):
+        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
 
 
 def anchor_at(place: Callable[[], Any], *, may_make: bool = False, timeout: float = TIMEOUT) -> LedgerAnchor | None:
@@ -221,6 +227,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         place, second = hide_password(store), hide_password(anchor)
         del store, anchor  # crash reporters show the variables of a frame that raises
         super().__init__()
+        check_apart(place, second)
         opened = None if place() is None else open_store_at(place, name)
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
         limits["per"] = per
@@ -253,10 +260,12 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
 
         Raises:
           LedgerError: there is no ledger, or it is broken, cannot be read, or does not match the anchor.
-          ConfigurationError: no place is given, and none is in the environment.
+          ConfigurationError: no place is given, and none is in the environment; or the anchor is in the ledger's own
+            file or database.
         """
         place, second = hide_password(_ledger_here() if store is None else store), hide_password(anchor)
         del store, anchor  # crash reporters show the variables of a frame that raises
+        check_apart(place, second, timeout=timeout)
         opened = open_store_at(place, name, timeout=timeout)
         with close_on_error(opened):
             known = anchor_at(second, timeout=timeout)

@@ -301,10 +301,12 @@ def _store(where: str, name: str | None) -> LedgerStore:
     return export
 
 
-def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None:
-    from langchain_dpicl.budget.handler import anchor_at
+def _anchor(arguments: argparse.Namespace, *, may_make: bool = False) -> LedgerAnchor | None:
+    """Returns the anchor of an existing ledger, or None."""
+    from langchain_dpicl.budget.handler import anchor_at, check_apart
 
-    place = None if where is None else _place(where)
+    place = None if arguments.anchor is None else _place(arguments.anchor)
+    check_apart(lambda: _place(arguments.where), lambda: place)
     return anchor_at(lambda: place, may_make=may_make)
 
 
@@ -313,19 +315,18 @@ def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None
 
 def _create(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.budget import Budget
-    from langchain_dpicl.budget.handler import make_store_at
+    from langchain_dpicl.budget.handler import anchor_at, check_apart, make_store_at
 
-    where = _place(arguments.where)
+    where, second = (None if place is None else _place(place) for place in (arguments.where, arguments.anchor))
     limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency", "per")}
     limits |= {"name": arguments.name or "budget", "about": _about(arguments)}
     Budget(**limits)  # in memory: refuses bad limits before anything is made
-    if arguments.anchor is not None:
-        _place(arguments.anchor)
+    check_apart(lambda: where, lambda: second)
     with contextlib.ExitStack() as opened:
         store = make_store_at(lambda: where, limits["name"]).store  # or the room that a stopped creation left
         opened.callback(getattr(store, "close", lambda: None))
         # Only now: where a ledger stands already, no anchor is left behind that knows nothing.
-        anchor = _anchor(arguments.anchor, may_make=True)
+        anchor = anchor_at(lambda: second, may_make=True)
         budget = Budget(**limits, store=store, anchor=anchor)
         words = "none: a restored older copy would not be detected" if anchor is None else anchor.description
         return CommandOutput(DONE, "\n".join(_creation_lines(budget, store, words)))
@@ -355,7 +356,7 @@ def _adopt(arguments: argparse.Namespace) -> CommandOutput:
         if isinstance(store, ExportedLedger):
             raise ConfigurationError("anchor: expected the ledger itself, found an exported file. Anchor the ledger.")
         Budget.open(store)  # a broken one is refused before an anchor is made
-        anchor = _anchor(arguments.anchor, may_make=True)
+        anchor = _anchor(arguments, may_make=True)
         budget = Budget.open(store, anchor=anchor, adopt_anchor=True)
         known = None if anchor is None else anchor.read(budget.ledger_id)
         if anchor is None or known is None:
@@ -371,7 +372,7 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
     deltas = _deltas(arguments.deltas)
     try:
         with _open_ledger(arguments) as store:
-            _check_anchor(arguments.anchor, store)
+            _check_anchor(arguments, store)
             budget = Budget.open(store)
             report = budget.report()
             report = report if deltas is None else report.with_epsilons(deltas, max_seconds=arguments.seconds)
@@ -384,11 +385,11 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
     raise LedgerError(f"{msg} `dpicl ledger verify` says more.")
 
 
-def _check_anchor(where: str | None, store: LedgerStore) -> None:
+def _check_anchor(arguments: argparse.Namespace, store: LedgerStore) -> None:
     """Refuses a ledger that went back behind the anchor, and moves neither."""
     from langchain_dpicl.reports.ledger_audit import anchor_problems
 
-    anchor, header = _anchor(where), store.header()
+    anchor, header = _anchor(arguments), store.header()
     if anchor is not None and header is not None:
         for problem in anchor_problems(anchor, header, store):
             raise LedgerRollbackError(problem)
@@ -510,7 +511,7 @@ def _verify(arguments: argparse.Namespace) -> CommandOutput:
     try:
         receipts = [receipt for path in arguments.receipt for receipt in read_receipts(path)]
         with _open_ledger(arguments) as store:
-            checked = check_ledger(store, anchor=_anchor(arguments.anchor), receipts=receipts)
+            checked = check_ledger(store, anchor=_anchor(arguments), receipts=receipts)
     except (OSError, *UNREADABLE) as error:
         fault = str(error) if isinstance(error, (DPICLError, OSError)) else describe_fault(error)
         text = json.dumps({"ok": False, "problems": [redact(fault, [arguments.where])]})

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import secrets
 import threading
 import time
 import weakref
@@ -709,12 +710,26 @@ class _PostgresTables(_OnPostgres):
         """
         self._migrate()
 
+    def is_in_database_of(self, other: _PostgresTables) -> bool:
+        """Whether both are in one database of one server, however each is addressed."""
+        key = secrets.randbits(63)
+        with self._link.connect(checked=False) as ours, other._link.connect(checked=False) as theirs:
+            return self._link.attempt("to lock a number", lambda: _are_in_one_database(ours, theirs, key))
+
     def _migrate(self, *, old_ones: bool = True) -> None:
         def migrate(connection: Connection) -> None:
             if old_ones or not self._tables.version(connection):
                 self._tables.migrate(connection, self._link.place)
 
         self._make(migrate)
+
+
+def _are_in_one_database(ours: Connection, theirs: Connection, key: int) -> bool:
+    # A server has such locks per database, and any role may ask. The number of a server is also its copies'.
+    with ours.transaction():
+        ours.execute("SELECT pg_advisory_xact_lock(%s)", [key])
+        is_free = theirs.execute("SELECT pg_try_advisory_xact_lock(%s)", [key]).fetchall()[0][0]
+    return not is_free
 
 
 class PostgresStore(_PostgresTables):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.stores import PostgresAnchor, open_store
 from tests.ledger_files import spend
 from tests.postgres import PostgresServer
@@ -78,3 +80,32 @@ def test_an_anchor_may_live_in_postgresql(address: str, tmp_path: Path, capsys: 
     said = capsys.readouterr()
     assert "older copy" in said.err
     assert SECRET not in said.out + said.err
+
+
+@pytest.mark.loopback
+def test_an_anchor_in_the_database_of_the_ledger_is_refused_however_it_is_addressed(
+    address: str, postgres: PostgresServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy of the database that is restored brings such an anchor back with it, and would verify."""
+    role, door = postgres.fresh("role"), tmp_path / "door"
+    postgres.execute(f"CREATE ROLE {role} LOGIN")
+    door.symlink_to(postgres.folder)
+    other_words = address.replace("owner:", f"{role}:").replace(str(postgres.folder), str(door))
+    limits = ["--epsilon", "4", "--delta", "1e-6"]
+    for anchor in (address, other_words):
+        assert main(["ledger", "create", address, *limits, "--anchor", anchor]) == 2
+        with pytest.raises(ConfigurationError, match="anchor: expected a file, or a database on another server"):
+            PrivacyBudgetCallbackHandler.create(address, epsilon=4.0, delta=1e-6, anchor=anchor)
+    assert main(["ledger", "create", address, *limits]) == 0  # nothing stood in its way
+    for anchor in (address, other_words):
+        for command in ("anchor", "show"):
+            assert main(["ledger", command, address, "--anchor", anchor]) == 2
+        assert main(["ledger", "verify", address, "--anchor", anchor]) == 1
+        assert "the ledger's own database" in capsys.readouterr().err
+        with pytest.raises(ConfigurationError, match="the ledger's own database"):
+            PrivacyBudgetCallbackHandler.open(address, anchor=anchor, adopt_anchor=True)
+        with pytest.raises(ConfigurationError, match="the ledger's own database"):
+            PrivacyBudgetCallbackHandler(4.0, 1e-6, store=address, anchor=anchor)
+    elsewhere = f"postgresql://owner@/{postgres.new_database()}?host={postgres.folder}&port=5432"
+    assert main(["ledger", "anchor", address, "--anchor", elsewhere]) == 0
+    PrivacyBudgetCallbackHandler.open(address, anchor=elsewhere).close()

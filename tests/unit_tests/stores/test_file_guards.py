@@ -136,7 +136,7 @@ def test_a_ledger_is_not_its_own_anchor(path: Path) -> None:
     assert not path.exists()
     PrivacyBudgetCallbackHandler.create(path, epsilon=1.0, delta=1e-6).close()
     for where in (path, link):
-        with pytest.raises(LedgerError, match="open here"):
+        with pytest.raises(ConfigurationError, match="anchor: expected a file of its own"):
             PrivacyBudgetCallbackHandler.open(path, anchor=where)
     assert main(["ledger", "create", str(path.with_name("new.db")), "--epsilon", "1", "--delta", "1e-6"]) == 0
 
