@@ -121,20 +121,19 @@ def make_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
 
 def check_apart(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> None:
     """Refuses an anchor in the file or the database of the ledger, before either is created."""
+    from langchain_dpicl.stores import are_one_database
+
+    if _is_path(place) and _is_path(second) and check_path("path", place()) == check_path("anchor", second()):
+        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
+    if are_one_database(place, second, timeout=timeout):
+        advice = "A copy of the database that is restored would bring it back too."
+        raise fail("anchor", "a file, or a database on another server", "the ledger's own database", advice)
+
+
+def _is_path(place: Callable[[], Any]) -> bool:
     from langchain_dpicl.stores import as_place, is_address
 
-    if not all(isinstance(where(), (str, os.PathLike)) for where in (place, second)):
-        return
-    is_served, is_second_served = (is_address(as_place(where())) for where in (place, second))
-    if is_served and is_second_served:
-        from langchain_dpicl.stores import PostgresAnchor, PostgresStore
-
-        anchor = PostgresAnchor(str(second()), timeout=timeout)
-        if anchor.is_in_database_of(PostgresStore(str(place()), timeout=timeout)):
-            advice = "A copy of the database that is restored would bring it back too."
-            raise fail("anchor", "a file, or a database on another server", "the ledger's own database", advice)
-    elif not (is_served or is_second_served) and check_path("path", place()) == check_path("anchor", second()):
-        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
+    return isinstance(place(), (str, os.PathLike)) and not is_address(as_place(place()))
 
 
 def anchor_at(place: Callable[[], Any], *, may_make: bool = False, timeout: float = TIMEOUT) -> LedgerAnchor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._lazy import on_first_use
@@ -106,6 +107,16 @@ def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
 
     is_there = os.path.exists(place())  # noqa: PTH110  Path.exists raises where it may not look; then `new` says why
     return FileAnchor(place()) if is_there else FileAnchor.new(place())
+
+
+def are_one_database(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> bool:
+    """Whether both are addresses of one PostgreSQL database, however each is spelled; errors as `open_store`."""
+    if not (is_address(place()) and is_address(second())):
+        return False
+    _postgres()
+    from langchain_dpicl.stores.postgres import lead_to_one_database
+
+    return lead_to_one_database(place, second, timeout=timeout)
 
 
 def memo_at(given: Any) -> ReleaseMemo:

@@ -261,6 +261,25 @@ class PostgresConnection:
                 hand.drop()
 
 
+def lead_to_one_database(secret: Callable[[], str], other: Callable[[], str], *, timeout: float) -> bool:
+    """Whether two addresses name the same database of the same server.
+
+    Raises:
+      LedgerUnavailableError: one of them cannot be reached.
+    """
+    links = [PostgresConnection(address, timeout=timeout, check=lambda *_: None) for address in (secret, other)]
+    with links[0].connect() as ours, links[1].connect() as theirs:
+        # Any role may ask for such a lock, which holds for one database. The server's own number is also its clones'.
+        key = int(secrets.token_hex(7), 16)
+
+        def is_held() -> bool:
+            with ours.transaction():
+                ours.execute("SELECT pg_advisory_xact_lock(%s)", [key])
+                return not theirs.execute("SELECT pg_try_advisory_xact_lock(%s)", [key]).fetchall()[0][0]
+
+        return links[0].attempt("a lock that is free", is_held)
+
+
 class TransactionLock:
     """One thread's turn: one transaction at a time."""
 
@@ -710,26 +729,12 @@ class _PostgresTables(_OnPostgres):
         """
         self._migrate()
 
-    def is_in_database_of(self, other: _PostgresTables) -> bool:
-        """Whether both are in one database of one server, however each is addressed."""
-        key = secrets.randbits(63)
-        with self._link.connect(checked=False) as ours, other._link.connect(checked=False) as theirs:
-            return self._link.attempt("to lock a number", lambda: _are_in_one_database(ours, theirs, key))
-
     def _migrate(self, *, old_ones: bool = True) -> None:
         def migrate(connection: Connection) -> None:
             if old_ones or not self._tables.version(connection):
                 self._tables.migrate(connection, self._link.place)
 
         self._make(migrate)
-
-
-def _are_in_one_database(ours: Connection, theirs: Connection, key: int) -> bool:
-    # A server has such locks per database, and any role may ask. The number of a server is also its copies'.
-    with ours.transaction():
-        ours.execute("SELECT pg_advisory_xact_lock(%s)", [key])
-        is_free = theirs.execute("SELECT pg_try_advisory_xact_lock(%s)", [key]).fetchall()[0][0]
-    return not is_free
 
 
 class PostgresStore(_PostgresTables):
