@@ -604,7 +604,7 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     with _bound(arguments) as listening, _service_of(app, _keys(app.tenants)) as service:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
         _end_with_terminal()
-        return _listen(create_app(service, host=arguments.host), service, listening, complain, path="/mcp")
+        return _listen(create_app(service), service, listening, complain, path="/mcp")
 
 
 @contextlib.contextmanager

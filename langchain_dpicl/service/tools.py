@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -130,17 +131,15 @@ async def serve_stdio(service: Service, tenant: Tenant) -> None:
         await server.run(reads, writes, server.create_initialization_options())
 
 
-def create_app(service: Service, *, host: str) -> ASGIApp:
-    """Returns the application for HTTP; every request needs the key of a tenant.
-
-    Args:
-      service: what answers.
-      host: address to listen at; on the loopback the host that a request names is checked too.
-    """
+def create_app(service: Service) -> ASGIApp:
+    """Returns the application for HTTP; every request needs the key of a tenant."""
     most = 12 * service.limits.max_query_chars + 10_000
+    # A proxy hands on the host that it was asked by. What a check of hosts stops, web pages that reach this server
+    # through a browser, have no key.
+    any_host = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     # Without sessions any process can answer any request.
     app = create_server(service).streamable_http_app(
-        stateless_http=True, json_response=True, host=host, max_request_body_size=most
+        stateless_http=True, json_response=True, max_request_body_size=most, transport_security=any_host
     )
     app.router.redirect_slashes = False  # it would send callers to whichever host a request names
     return _TenantsOnly(app, service)

@@ -103,7 +103,7 @@ class AgentsLedger(storms.KilledLedger):
         # Without leases, whose tickets would hide a call that none paid for.
         budget = Budget.open(SQLiteStore(self.path, timeout=60.0), most_held=1)
         service = _service(budget, lambda: os.write(notes, b"."))
-        config = uvicorn.Config(create_app(service, host="127.0.0.1"), log_level="critical")
+        config = uvicorn.Config(create_app(service), log_level="critical")
         uvicorn.Server(config).run(sockets=[at])
 
     def ask(self, tell: Teller, port: int) -> None:
