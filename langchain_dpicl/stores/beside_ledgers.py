@@ -37,6 +37,7 @@ from langchain_dpicl.stores.sqlite_file import (
     check_new_name,
     check_no_log,
     file_identity_or_none,
+    is_mounted_alone,
     sync_folder,
 )
 
@@ -736,6 +737,8 @@ class FileAnchor:
                 )
             if last is None or last.seq < seq:
                 self._save({**known, ledger_id: LedgerHead(seq, head)})
+            else:
+                self._check_replaceable()
 
     def _load(self) -> dict[str, LedgerHead]:
         check_free(self._path, "anchor")
@@ -764,6 +767,17 @@ class FileAnchor:
         else:
             return
         raise fault
+
+    def _check_replaceable(self) -> None:
+        """Refuses a file that a new line could not replace, before one is charged."""
+        found = "" if os.access(self._path.parent, os.W_OK | os.X_OK) else "a folder that this process may not write"
+        if not found and is_mounted_alone(self._path):
+            found = "a file that is mounted alone"
+        if found:
+            raise LedgerUnavailableError(
+                f"anchor {self._path}: expected a file that can be replaced, found {found}. Nothing is granted. "
+                "Keep it in a folder that this process may write, and mount the folder."
+            )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -225,13 +225,18 @@ def _check_file(path: Path) -> None:
 
 def _check_local(path: Path) -> None:
     """Refuses a file whose locks, or whose log beside it, other hosts or containers do not share."""
-    kind, place = _mount_of(path)
+    kind, _ = _mount_of(path)
     if kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE):
         advice = "Keep it on a local disk; use PostgreSQL for more than one host."
         raise LedgerError(f"ledger {path}: expected a local file system, found {kind}. {advice}")
-    if Path(place).is_file():
+    if is_mounted_alone(path):
         found = "a file that is mounted alone, whose log beside it no other container sees"
         raise LedgerError(f"ledger {path}: expected a file in a mounted folder, found {found}. Mount the folder.")
+
+
+def is_mounted_alone(path: Path) -> bool:
+    """Whether a file, and not its folder, is what was mounted."""
+    return Path(_mount_of(path)[1]).is_file()
 
 
 def _mount_of(path: Path) -> tuple[str, str]:

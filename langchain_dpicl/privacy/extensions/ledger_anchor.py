@@ -144,6 +144,8 @@ class AnchoredWriter(OutageWriter):
             try:
                 state = self.refresh()
                 self._before_grant(state, state.seq)
+                # With an anchor that can only be read, each process would charge a line before it is refused.
+                write_anchor(self.anchor, self.header.ledger_id, self._anchored)
             finally:
                 self._adopts = False
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.stores import FileAnchor, beside_ledgers
+from langchain_dpicl.stores import FileAnchor, beside_ledgers, sqlite_file
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
 
@@ -215,6 +217,25 @@ def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_forgotten(
     monkeypatch.undo()
     assert anchor.read("a") == (1, "h")
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("why", "found"), [("mounted", "mounted alone"), ("folder", "may not write")])
+def test_a_budget_is_not_opened_with_an_anchor_that_its_next_line_could_not_replace(
+    path: Path, why: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first query of each process would be charged and refused, and health checks would see nothing wrong."""
+    ledger = path.with_name("budget.db")
+    PrivacyBudgetCallbackHandler.create(ledger, epsilon=1.0, delta=1e-6, anchor=path).close()
+    if why == "mounted":
+        monkeypatch.setattr(sqlite_file, "_MOUNTS", path.with_name("mountinfo"))
+        sqlite_file._MOUNTS.write_text(f"21 1 0:999 /of/the/host {path.resolve()} rw - ext4 /dev/sda1 rw\n")
+    else:
+        monkeypatch.setattr(os, "access", lambda where, _: Path(where) != path.parent)  # root may write everywhere
+    with pytest.raises(LedgerUnavailableError, match=f"anchor .*{found}"):
+        PrivacyBudgetCallbackHandler.open(ledger, anchor=path)
+    assert main(["ledger", "verify", str(ledger), "--anchor", str(path)]) == 0  # it only reads
+    monkeypatch.undo()
+    PrivacyBudgetCallbackHandler.open(ledger, anchor=path).close()
 
 
 def test_without_file_locks_nothing_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
