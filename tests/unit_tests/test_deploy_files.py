@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -52,6 +56,31 @@ def test_no_proxy_of_the_host_sees_a_prompt(compose: dict[str, Any], monkeypatch
     client = httpx.Client()
     assert client._transport_for_url(httpx.URL(environment["MODEL_URL"])) is client._transport
     assert client._transport_for_url(httpx.URL("http://other.example")) is not client._transport
+
+
+@pytest.mark.loopback
+def test_no_proxy_of_the_host_is_asked_whether_a_container_is_healthy(
+    compose: dict[str, Any], dockerfile: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's network has no way out, and a proxy's own loopback is another."""
+    asks = {"service": json.loads(next(line for line in dockerfile if line.startswith("HEALTHCHECK")).split("CMD")[1])}
+    asks["model"] = compose["services"]["model"]["healthcheck"]["test"][1:]
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, (_, *options) in asks.items():
+        for status in ("200 OK", "503 Out"):
+            with socket.create_server(("127.0.0.1", 0)) as door:
+                door.settimeout(20)
+                port = str(door.getsockname()[1])
+                with subprocess.Popen(
+                    [sys.executable, *(option.replace("8000", port) for option in options)]
+                ) as asking:
+                    came, _ = door.accept()
+                    with came:
+                        assert came.recv(1000).startswith(b"GET /health "), name
+                        came.sendall(f"HTTP/1.0 {status}\r\n\r\n".encode())
+                    assert (asking.wait(60) == 0) == (status == "200 OK"), name
 
 
 def test_docker_waits_until_the_workers_have_closed_the_ledger(compose: dict[str, Any]) -> None:
