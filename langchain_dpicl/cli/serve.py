@@ -380,11 +380,29 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     needed("fastapi", "uvicorn", extra="serve")
     app = read_app(arguments.config, arguments.ledger)
     _check_balances(app)
-    with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name, _bound(arguments) as listening:
-        serve = functools.partial(_serve, app, Path(name), listening)
+    _warn_of_layers(app, complain)
+    with own_folder() as folder, _bound(arguments) as listening:
+        serve = functools.partial(_serve, app, folder, listening)
         if arguments.workers == 1:
             return serve(complain)
         return _keep_workers(arguments.workers, functools.partial(_work, serve, explain), complain)
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A temporary folder that is locked: systemd-tmpfiles removes others when nothing used them for ten days."""
+    with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name:
+        try:
+            import fcntl
+        except ModuleNotFoundError:  # nor is there systemd
+            yield Path(name)
+            return
+        held = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(held)
 
 
 def _bound(arguments: argparse.Namespace) -> socket.socket:
@@ -559,6 +577,21 @@ def _check_balances(app: App) -> None:
         raise fail("retrieve_and_answer.retrieval.balances", "a file, which all processes share", None, advice)
 
 
+def _warn_of_layers(app: App, complain: Callable[[str], object]) -> None:
+    """Says which files each container of an image has anew: a ledger there has its whole budget in each of them."""
+    from langchain_dpicl.budget.handler import LEDGER_VARIABLE
+    from langchain_dpicl.stores import is_address
+    from langchain_dpicl.stores.sqlite_file import container_layer
+
+    for where in (app.ledger or os.environ.get(LEDGER_VARIABLE), app.limits.anchor):
+        if where is None or is_address(where):
+            continue
+        layer = container_layer(Path(where).resolve().parent)
+        if layer is not None:
+            lost = "It is lost with the container, and every container of the image has its own."
+            complain(f"{where}: in a container's own layer ({layer}). {lost} Keep it in a volume.")
+
+
 def log_charges() -> None:
     """Writes a line on standard error for every question, unless the application has set its logging up already."""
     logger = logging.getLogger("langchain_dpicl.service.charges")
@@ -589,6 +622,7 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
 
     app = read_app(arguments.config, arguments.ledger)
     _check_balances(app)
+    _warn_of_layers(app, complain)
     if not arguments.http:
         tenant = _only_tenant(app, arguments.tenant)
         with _service_of(app, Keys({})) as service:

@@ -109,6 +109,9 @@ _NETWORK = frozenset(
 _LOCAL_FUSE = frozenset(["fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"])
 """File systems in user space that are mostly of one host; of others nobody can know."""
 
+_LAYERS = frozenset(["aufs", "fuse.fuse-overlayfs", "overlay"])
+"""File systems that show a container its image: what is written stands in the container's own layer."""
+
 _MOUNTS = Path("/proc/self/mountinfo")
 
 _PASSING = frozenset(
@@ -237,6 +240,12 @@ def _check_local(path: Path) -> None:
 def is_mounted_alone(path: Path) -> bool:
     """Whether a file, and not its folder, is what was mounted."""
     return Path(_mount_of(path)[1]).is_file()
+
+
+def container_layer(folder: Path) -> str | None:
+    """Returns the file system of a folder whose files are one container's and go with it; None: it is another."""
+    kind, _ = _mount_of(folder)
+    return kind if kind in _LAYERS else None
 
 
 def _mount_of(path: Path) -> tuple[str, str]:

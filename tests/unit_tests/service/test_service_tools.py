@@ -36,7 +36,7 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.service import tools
 from langchain_dpicl.service.service import Keys, Service, Tenant
 from langchain_dpicl.service.tools import create_app, create_server
-from langchain_dpicl.stores import open_store
+from langchain_dpicl.stores import open_store, sqlite_file
 from tests import ledgers
 from tests.faults.storms import free_form_component, retrieval_component, voting_component
 from tests.free_form_doubles import budget_of
@@ -277,6 +277,25 @@ def test_an_empty_host_is_refused_and_not_every_address_of_the_machine(
     where = ["budget.db", "--config", str(config), "--port", "0", "--host", ""]
     assert main([command[0], *where, *command[1:]]) == 2
     assert "--host: expected an address of this machine" in capsys.readouterr().err
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("command", [["serve"], ["mcp", "--http"]], ids=["serve", "mcp"])
+def test_files_that_each_container_has_anew_are_warned_of(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Each container of an image that holds the ledger, and each that is made anew, would have the whole budget."""
+    device = Path.cwd().stat().st_dev
+    mounted = f"1 1 {os.major(device)}:{os.minor(device)} / / rw - {{}} none rw\n"
+    monkeypatch.setattr(sqlite_file, "_MOUNTS", Path("mountinfo"))
+    new_ledger("budget.db")
+    change(config, "[service]\n", '[service]\nanchor = "anchor.json"\n')
+    for kind in ("overlay", "ext4"):
+        Path("mountinfo").write_text(mounted.format(kind))
+        assert main([command[0], "budget.db", "--config", str(config), "--host", "", *command[1:]]) == 2
+        said = capsys.readouterr().err
+        for name in ("budget.db", "anchor.json"):
+            assert (f"{name}: in a container's own layer (overlay)" in said) == (kind == "overlay")
 
 
 @pytest.mark.loopback

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import json
 import logging
+import os
 import sqlite3
 import threading
 import traceback
@@ -23,6 +25,7 @@ from langchain_dpicl.backends import sync_async
 from langchain_dpicl.baselines import real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli import serve
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.serve import read_app
 from langchain_dpicl.exceptions import (
@@ -642,6 +645,16 @@ async def test_callers_without_a_key_cannot_hide_the_refusals_of_tenants(config:
     assert [(one["error"], one.get("door")) for one in shown if not one.get("tenant")] == 5 * [
         ("unknown_key", "operators")
     ]
+
+
+def test_what_cleans_temporary_folders_leaves_that_of_a_service_alone() -> None:
+    """systemd-tmpfiles removes what nothing used for ten days, except where it cannot take a lock."""
+    with serve.own_folder() as folder:
+        number = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.close(number)
+    assert not folder.exists()
 
 
 def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
