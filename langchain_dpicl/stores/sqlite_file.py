@@ -135,6 +135,12 @@ _PASSING = frozenset(
 _UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY})
 
 
+_RESTORE = (
+    "Nothing is granted; restore an untouched copy, with no process on the file and its -wal and -shm put away: SQLite "
+    "would write them into the copy."
+)
+
+
 class FileIdentity(NamedTuple):
     """Which file a path names, whatever it is called."""
 
@@ -178,7 +184,7 @@ def _fault(path: Path, code: int, words: str) -> LedgerError:
         if code in _UNWRITABLE:
             advice += " Where nothing can be written, read a file that `dpicl ledger export` made of it elsewhere."
         return LedgerUnavailableError(f"ledger {path}: cannot be used now ({words}). Nothing is granted. {advice}")
-    return LedgerError(f"ledger {path}: broken or foreign ({words}). Nothing is granted; restore an untouched copy.")
+    return LedgerError(f"ledger {path}: broken or foreign ({words}). {_RESTORE}")
 
 
 def file_identity(path: Path) -> FileIdentity:
@@ -230,7 +236,7 @@ def _check_local(path: Path) -> None:
     """Refuses a file whose locks, or whose log beside it, other hosts or containers do not share."""
     kind, _ = _mount_of(path)
     if kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE):
-        advice = "Keep it on a local disk; use PostgreSQL for more than one host."
+        advice = "Keep it on a local disk, and copy finished backups elsewhere; use PostgreSQL for more than one host."
         raise LedgerError(f"ledger {path}: expected a local file system, found {kind}. {advice}")
     if is_mounted_alone(path):
         found = "a file that is mounted alone, whose log beside it no other container sees"
@@ -287,9 +293,19 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
         _use_log(connection, path)
         _migrate(connection, path)
         _check_schema(connection, path)
+        _share_log(path)
         if _stat(path).st_size <= QUICK_BYTES:
             check_pages(connection, path)
         return connection
+
+
+def _share_log(path: Path) -> None:
+    """Gives the log the file's group: SQLite gives it the file's mode, and others who may write would be locked out."""
+    group = _stat(path).st_gid
+    for beside in (f"{path}-wal", f"{path}-shm"):
+        with contextlib.suppress(OSError, AttributeError):  # another's file; a system without groups
+            if os.stat(beside).st_gid != group:  # noqa: PTH116  as above
+                os.chown(beside, -1, group)
 
 
 QUICK_BYTES = 1 << 24
@@ -300,7 +316,7 @@ def check_pages(connection: sqlite3.Connection, path: Path) -> None:
     """Reads all of a file, and refuses it if its pages do not fit together."""
     rows = connection.execute("PRAGMA quick_check(1)").fetchall()
     if rows != [("ok",)]:
-        raise LedgerError(f"ledger {path}: broken ({rows[0][0]}). Nothing is granted; restore an untouched copy.")
+        raise LedgerError(f"ledger {path}: broken ({rows[0][0]}). {_RESTORE}")
 
 
 def make_file(path: Path, *, timeout: float) -> bool:

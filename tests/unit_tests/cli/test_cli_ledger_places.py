@@ -15,6 +15,7 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.stores import SQLiteStore
+from tests.contracts.store import in_child
 from tests.ledger_files import exported, spend
 
 NOBODY = 65534
@@ -134,3 +135,24 @@ def test_in_a_folder_that_may_not_be_written_none_is_made(file: Path) -> None:
     code, said = as_auditor("create", file.with_name("newer.db"), *limits)
     assert (code, "Permission denied" in said) == (2, True), said
     assert not file.with_name("newer.db").exists()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can be two users")
+def test_the_log_of_whoever_opens_a_ledger_first_belongs_to_the_group_of_the_file(file: Path) -> None:
+    """As `dpicl ledger verify` under another account does: what it leaves behind would lock the service out."""
+    service, group = 61000, 61001
+    for path in (file.parent, file, file.with_name("budget.db.queue")):
+        os.chown(path, service, group)
+        path.chmod(0o770 if path.is_dir() else 0o660)
+
+    def opened_as(user: int, own_group: int) -> None:
+        os.umask(0o022)
+        os.setgroups([group])
+        os.setgid(own_group)
+        os.setuid(user)
+        SQLiteStore(file).header()
+        os._exit(0)  # killed: what is beside the file stays
+
+    assert in_child(lambda: opened_as(NOBODY, NOBODY))
+    assert file.with_name("budget.db-wal").exists()
+    assert in_child(lambda: opened_as(service, group))
