@@ -394,7 +394,7 @@ def own_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name:
         try:
             import fcntl
-        except ModuleNotFoundError:  # nor is there systemd
+        except ModuleNotFoundError:  # systemd cleans no such system
             yield Path(name)
             return
         held = os.open(name, os.O_RDONLY)

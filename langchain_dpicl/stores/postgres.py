@@ -268,7 +268,7 @@ def lead_to_one_database(secret: Callable[[], str], other: Callable[[], str], *,
       LedgerUnavailableError: one of them cannot be reached.
     """
     links = [PostgresConnection(address, timeout=timeout, check=lambda *_: None) for address in (secret, other)]
-    with links[0].connect() as ours, links[1].connect() as theirs:
+    with contextlib.closing(links[0].connect()) as ours, contextlib.closing(links[1].connect()) as theirs:
         # Any role may ask for such a lock, which holds for one database. The server's own number is also its clones'.
         key = int(secrets.token_hex(7), 16)
 
