@@ -152,7 +152,7 @@ def on(kind: str, error: BaseException, *, times: int = 1) -> Callable[[list[str
 
 
 class DictAnchor:
-    """An anchor in this process; `fault` is raised by what it names ("read" or "write")."""
+    """An anchor in this process that logs the lines it takes; `faults` are raised by what they name: read or write."""
 
     description = "a stone in the garden"
 
@@ -169,12 +169,12 @@ class DictAnchor:
     def write(self, ledger_id: str, seq: int, head: str) -> None:
         if "write" in self.faults:
             raise self.faults["write"]
-        self.log.append((ledger_id, seq))
         known = self.known.get(ledger_id, (-1, ""))
         if known[0] == seq and known[1] != head:
             raise LedgerRollbackError("two lines of one number")
         if known[0] < seq:
             self.known[ledger_id] = (seq, head)
+            self.log.append((ledger_id, seq))
 
 
 UNAVAILABLE = LedgerUnavailableError("the disk is full")

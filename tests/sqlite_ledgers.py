@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from langchain_dpicl.privacy.ledger.store import LedgerStore
-from langchain_dpicl.stores import SQLiteStore
+from langchain_dpicl.stores import SQLiteStore, sqlite_file
 from tests.contracts.store import header
 
 
@@ -37,3 +40,13 @@ def edited(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
     finally:
         connection.close()
+
+
+def mount_of(path: Path) -> str:
+    """Returns the number of the mount that a file is on."""
+    if not hasattr(os, "O_PATH") or not sqlite_file._MOUNTS.exists():
+        pytest.skip("this system lists its mounts elsewhere")
+    held = os.open(path, os.O_PATH)
+    told = Path(f"/proc/self/fdinfo/{held}").read_text()
+    os.close(held)
+    return told.partition("mnt_id:")[2].split()[0]

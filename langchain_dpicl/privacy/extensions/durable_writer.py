@@ -348,6 +348,8 @@ class LeasingWriter(LedgerWriter):
 
     def __del__(self) -> None:
         # Nothing is written here: this may run within any call of any thread, also in a transaction of the same file.
+        if sys is None:  # Python has taken its modules apart
+            return
         if not sys.is_finalizing() and self.__dict__.get("_pid") == os.getpid() and self._has_waiting(is_closing=True):
             _DROPPED.append(self)
 

@@ -15,7 +15,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.stores import FileAnchor, beside_ledgers, sqlite_file
+from langchain_dpicl.stores import FileAnchor, beside_ledgers
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
 
@@ -227,8 +227,7 @@ def test_a_budget_is_not_opened_with_an_anchor_that_its_next_line_could_not_repl
     ledger = path.with_name("budget.db")
     PrivacyBudgetCallbackHandler.create(ledger, epsilon=1.0, delta=1e-6, anchor=path).close()
     if why == "mounted":
-        monkeypatch.setattr(sqlite_file, "_MOUNTS", path.with_name("mountinfo"))
-        sqlite_file._MOUNTS.write_text(f"21 1 0:999 /of/the/host {path.resolve()} rw - ext4 /dev/sda1 rw\n")
+        monkeypatch.setattr(beside_ledgers, "is_mounted_alone", lambda where: Path(where) == path)
     else:
         monkeypatch.setattr(os, "access", lambda where, _: Path(where) != path.parent)  # root may write everywhere
     with pytest.raises(LedgerUnavailableError, match=f"anchor .*{found}"):

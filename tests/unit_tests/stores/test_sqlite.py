@@ -16,7 +16,7 @@ from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUn
 from langchain_dpicl.privacy.ledger.store import LedgerStore
 from langchain_dpicl.stores import SQLiteStore, sqlite_file
 from tests.contracts.store import DurableStoreContract, header
-from tests.sqlite_ledgers import edited, made, numbers, write
+from tests.sqlite_ledgers import edited, made, mount_of, numbers, write
 
 
 class TestSQLiteStore(DurableStoreContract):
@@ -34,16 +34,6 @@ class TestSQLiteStore(DurableStoreContract):
     def opened(self, store: LedgerStore, name: str) -> SQLiteStore:
         assert isinstance(store, SQLiteStore)
         return SQLiteStore(store.path, name=name)
-
-
-def mount_of(path: Path) -> str:
-    """Returns the number of the mount that a file is on."""
-    if not hasattr(os, "O_PATH") or not sqlite_file._MOUNTS.exists():
-        pytest.skip("this system lists its mounts elsewhere")
-    held = os.open(path, os.O_PATH)
-    told = Path(f"/proc/self/fdinfo/{held}").read_text()
-    os.close(held)
-    return told.partition("mnt_id:")[2].split()[0]
 
 
 class TestOpening:

@@ -58,16 +58,16 @@ def test_an_anchor_knows_a_ledger_from_its_start_and_each_line_that_is_written()
     ledger = budget(store=store, anchor=anchor)
     assert anchor.known == {ledger.ledger_id: (0, store.header().digest)}  # type: ignore[union-attr]
     share = taken(ledger)
-    assert {seq for _, seq in anchor.log} == {0}  # nothing was written
+    assert [seq for _, seq in anchor.log] == [0]  # nothing was written
     share.reserve("t")  # seals as well: two lines, one transaction
     held = share.reserve("t")
     held.burn()
     held.commit(wait=True)
-    assert anchor.log == [(ledger.ledger_id, seq) for seq in (0, *range(5))]
+    assert anchor.log == [(ledger.ledger_id, seq) for seq in range(5)]
     assert anchor.known[ledger.ledger_id] == store.head()
     with pytest.raises(PrivacyBudgetExceededError):
         share.reserve("t", count=99)
-    assert len(anchor.log) == 6
+    assert len(anchor.log) == 5
 
 
 def test_without_an_anchor_an_older_copy_gives_budget_back_to_a_new_process() -> None:
@@ -448,7 +448,7 @@ def test_an_anchor_that_can_be_read_and_not_written_costs_one_ticket_and_not_one
     assert share.reserve("t").count == 1
     last = store.records()[-1]
     assert anchor.known == {ledger.ledger_id: (last.seq, last.hash)}
-    assert [seq for _, seq in anchor.log] == [0, *range(last.seq + 1)]  # line by line, as before
+    assert [seq for _, seq in anchor.log] == list(range(last.seq + 1))  # line by line, as before
     assert again(store, anchor).reserve("t").count == 1
 
 
