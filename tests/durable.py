@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any
+
+import pytest
 
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.extensions.durable_writer import write_all_waiting
@@ -20,6 +23,21 @@ def is_on_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def no_room() -> Iterator[None]:
+    """A system without room for one more thread of ours, or of an event loop."""
+    start = threading.Thread.start
+
+    def none(thread: threading.Thread) -> None:
+        if thread.name.startswith(("dpicl-aside", "dpicl-building", "dpicl-engine", "asyncio")):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        yield
 
 
 class WatchedStore(InMemoryStore):

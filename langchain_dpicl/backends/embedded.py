@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import json
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token, cut_at_stop
-from langchain_dpicl.backends.sync_async import AwaitedInThreads
+from langchain_dpicl.backends.sync_async import AwaitedInThreads, run_engine
 from langchain_dpicl.exceptions import ConfigurationError
 
 Ints = NDArray[np.int64]
@@ -679,7 +678,7 @@ class EmbeddedSession:
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Is `score`, in a worker thread."""
-        return await asyncio.to_thread(self.score, domain)
+        return await run_engine(lambda: self.score(domain))
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row; refuses anything but an id of this model."""

@@ -166,8 +166,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 _POOLS: dict[tuple[int, str], ThreadPoolExecutor] = {}
-_ASIDE, _BUILDING = "dpicl-aside", "dpicl-building"
-"""Threads of short work, and of constructors, which may themselves wait for work of the others."""
+_ASIDE, _BUILDING, _ENGINE = "dpicl-aside", "dpicl-building", "dpicl-engine"
+"""Threads of short work, of constructors, which may themselves wait for work of the others, and of local engines."""
 logger = logging.getLogger(__name__)
 
 
@@ -197,6 +197,25 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True, pool: 
         del result  # breaks a cycle: it holds the error, whose frames hold it
 
 
+async def run_engine(action: Callable[[], T]) -> T:
+    """Runs a call of an engine on this machine in a thread, or here where the system has no room for a thread.
+
+    Formal guarantees:
+      - Whether `action` runs does not depend on free threads: a call that they fail is a row that abstains.
+      - It ends, well or not, after `action` has ended, or before it began; also when the task is cancelled.
+
+    Args:
+      action: the blocking call; it runs in a copy of the caller's context.
+    """
+    result, stop = await run_to_completion(action, is_optional=True, may_run_here=True, pool=_ENGINE)
+    if stop is not None:
+        raise stop from None  # frames of the call's own error hold prompts
+    try:
+        return result()
+    finally:
+        del result  # see `run_in_thread`
+
+
 class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body
     """The awaitable version of a constructor, with the same signature; the constructor runs in a thread.
 
@@ -222,6 +241,7 @@ async def run_to_completion(
     action: Callable[[], T],
     *,
     is_optional: bool = False,
+    may_run_here: bool = False,
     if_left: Callable[[], object] | None = None,
     pool: str = _ASIDE,
 ) -> tuple[Callable[[], T], asyncio.CancelledError | None]:
@@ -231,10 +251,12 @@ async def run_to_completion(
       action: what may wait.
       is_optional: whether a cancellation withdraws work that has not begun; then the outcome is that cancellation. So
         does a system without room for a thread, which raises ConfigurationError; other work is then done here.
+      may_run_here: whether optional work, too, is done here where there is no room.
       if_left: run in a thread after `action` has ended well, where the coroutine that awaits it was closed meanwhile.
       pool: whose thread.
     """
-    future = _begin(partial(contextvars.copy_context().run, action), is_optional=is_optional, pool=pool)
+    work = partial(contextvars.copy_context().run, action)
+    future = _begin(work, needs_thread=is_optional and not may_run_here, pool=pool)
     stop: asyncio.CancelledError | None = None
     has_ended = False
     while not has_ended:  # once at least, so that others have their turn
@@ -264,7 +286,7 @@ def run_unawaited(action: Callable[[], object]) -> None:
         except BaseException as error:  # noqa: BLE001  nothing could catch it
             logger.warning("an abandoned run could not be cleaned up: %s", type(error).__name__)
 
-    _begin(run, is_optional=False)
+    _begin(run, needs_thread=False)
 
 
 class ThreadedContext(Generic[T]):
@@ -321,8 +343,8 @@ def _run_unawaited_after(then: Callable[[], object], ended: Future[T]) -> None:
         run_unawaited(then)
 
 
-def _begin(action: Callable[[], T], *, is_optional: bool, pool: str = _ASIDE) -> Future[T]:
-    """Gives work to a thread; without room for one it refuses what is optional, and does the rest here and now."""
+def _begin(action: Callable[[], T], *, needs_thread: bool, pool: str = _ASIDE) -> Future[T]:
+    """Gives work to a thread; without room for one it refuses what needs it, and does the rest here and now."""
     future: Future[T] = Future()
     work = [(future, action)]  # the thread that does it takes it out; a pool without a thread keeps the list
     left = None
@@ -332,7 +354,7 @@ def _begin(action: Callable[[], T], *, is_optional: bool, pool: str = _ASIDE) ->
         _POOLS.pop((os.getpid(), pool), None)  # it counts a thread that never began as idle; a new pool counts right
         left = _taken(work)
     if left is not None:
-        if is_optional:
+        if needs_thread:
             advice = "Raise the system's limit, unless this process is ending."
             raise ConfigurationError(f"threads: expected room for one more, found none. {advice}")
         _do([left])
@@ -378,7 +400,8 @@ async def wait_for_thread(future: Future[T]) -> None:
 def _pool(name: str) -> ThreadPoolExecutor:
     """Returns this process's threads of that name: they do not survive a fork."""
     key = os.getpid(), name
-    return _POOLS.get(key) or _POOLS.setdefault(key, ThreadPoolExecutor(THREADS, thread_name_prefix=name))
+    size = None if name == _ENGINE else THREADS  # the executor's own number: engines compute
+    return _POOLS.get(key) or _POOLS.setdefault(key, ThreadPoolExecutor(size, thread_name_prefix=name))
 
 
 class Effect(Protocol):
@@ -627,19 +650,20 @@ class AwaitedInThreads:
 
     async def atop_tokens(self: Any, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Is `top_tokens`, in a worker thread."""
-        found: list[tuple[Token, float]] = await asyncio.to_thread(self.top_tokens, prompt, prefix, top_k=top_k)
+        found: list[tuple[Token, float]] = await run_engine(partial(self.top_tokens, prompt, prefix, top_k=top_k))
         return found
 
     async def ascore_choices(self: Any, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, in a worker thread."""
-        rows: Rows = await asyncio.to_thread(self.score_choices, prompts, choices)
+        rows: Rows = await run_engine(partial(self.score_choices, prompts, choices))
         return rows
 
     async def acomplete(
         self: Any, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = (), **options: Any
     ) -> list[str]:
         """Is `complete`, which takes the options, in a worker thread."""
-        texts: list[str] = await asyncio.to_thread(self.complete, prompts, max_tokens=max_tokens, stop=stop, **options)
+        complete = partial(self.complete, prompts, max_tokens=max_tokens, stop=stop, **options)
+        texts: list[str] = await run_engine(complete)
         return texts
 
 

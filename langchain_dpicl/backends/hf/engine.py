@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import gc
 import math
@@ -42,6 +41,7 @@ from langchain_dpicl.backends.hf.vocabulary import (
     select_logits,
     tolerance,
 )
+from langchain_dpicl.backends.sync_async import run_engine
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, DPICLError, ModelCallError
 
 # A row of a matrix product may change its bits with the other rows, or with its place. So each shape is tested at its
@@ -743,7 +743,7 @@ class LocalSession:
 
     async def apublic(self) -> NDArray[np.float64]:
         """Is `public`, in a worker thread."""
-        return await asyncio.to_thread(self.public)
+        return await run_engine(self.public)
 
     def logits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Returns float64[rows, d]: logits of the private rows; a failed row is NaN."""
@@ -756,7 +756,7 @@ class LocalSession:
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Is `logits`, in a worker thread."""
-        return await asyncio.to_thread(self.logits, columns)
+        return await run_engine(lambda: self.logits(columns))
 
     def score(self, domain: Sequence[Token]) -> Rows:
         """Returns float64[rows, d]: probabilities on `domain`; 0 for other keys, and in a failed row."""
@@ -766,7 +766,7 @@ class LocalSession:
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Is `score`, in a worker thread."""
-        return await asyncio.to_thread(self.score, domain)
+        return await run_engine(lambda: self.score(domain))
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row; it is read with the next request."""

@@ -38,7 +38,7 @@ from langchain_dpicl.backends.resolve import (
     recipients,
 )
 from langchain_dpicl.backends.rows.label_rows import OtherBackend
-from langchain_dpicl.backends.sync_async import limit_concurrency, public_failure
+from langchain_dpicl.backends.sync_async import limit_concurrency, public_failure, run_engine
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 _THREADS = 64
@@ -149,7 +149,7 @@ class _Server:
         try:
             with limit_concurrency(message.get("limit")):
                 is_ready = message["does"] == "call" and message["role"] in self._engines
-                target = self._target(message) if is_ready else await asyncio.to_thread(self._target, message)
+                target = self._target(message) if is_ready else await run_engine(lambda: self._target(message))
                 reply = {"kind": "done", "value": await target()}
         except asyncio.CancelledError:
             reply = {"kind": "failed"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
 from langchain_dpicl.backends.rows.rows import arun_guarded
-from langchain_dpicl.backends.sync_async import EffectGenerator, bare, public_call, run_async, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator, bare, public_call, run_async, run_engine, run_sync
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]
@@ -155,7 +154,7 @@ class CheckRequest:
 
     async def arun(self) -> DPICLError | None:
         """Runs, awaiting."""
-        return await asyncio.to_thread(self.run)
+        return await run_engine(self.run)
 
 
 @dataclass(slots=True, repr=False, eq=False)

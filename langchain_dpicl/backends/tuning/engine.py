@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import hashlib
@@ -25,6 +24,7 @@ from langchain_dpicl.backends.hf import loading, model_checks
 from langchain_dpicl.backends.hf.batches import is_out_of_memory, kind_of
 from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
 from langchain_dpicl.backends.rows.gradient_rows import Groups
+from langchain_dpicl.backends.sync_async import run_engine
 from langchain_dpicl.backends.tuning.prompted_model import (
     METHODS,
     PROBE,
@@ -537,7 +537,7 @@ class PromptEngine(Uncopyable):
 
     async def agradients(self, parameters: Floats, groups: Groups, *, add: Callable[[RealRows], None]) -> None:
         """Is `gradients`, in a worker thread."""
-        await asyncio.to_thread(self.gradients, parameters, groups, add=add)
+        await run_engine(lambda: self.gradients(parameters, groups, add=add))
 
     def losses(self, parameters: Floats, examples: Sequence[TrainingExample]) -> Floats:
         """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read."""

@@ -11,7 +11,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,12 +25,13 @@ from langchain_dpicl.backends.sync_async import (
     ThreadedContext,
     awaitable,
     run_async,
+    run_engine,
     run_in_thread,
     run_to_completion,
     run_unawaited,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from tests.durable import halfway, is_on_loop, until
+from tests.durable import halfway, is_on_loop, no_room, until
 
 
 class Work:
@@ -155,21 +158,6 @@ async def test_what_has_to_be_done_is_done_also_if_the_cancellation_came_before_
     assert (outcome(), type(stop), await holding) == ("done", asyncio.CancelledError, "done")
 
 
-@contextmanager
-def no_room() -> Iterator[None]:
-    """A system without room for a thread of ours, of which there is none yet."""
-    start = threading.Thread.start
-
-    def none(thread: threading.Thread) -> None:
-        if thread.name.startswith(("dpicl-aside", "dpicl-building")):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", none)
-        yield
-
-
 async def test_work_that_no_thread_can_do_is_refused_by_us_and_never_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_POOLS", {})
     log: list[str] = []
@@ -185,6 +173,52 @@ async def test_work_that_no_thread_can_do_is_refused_by_us_and_never_done(monkey
     assert log == ["later"]
     met = threading.Barrier(2, timeout=20)  # a pool that thinks a thread idle starts no second one
     assert sorted(await asyncio.gather(*(run_in_thread(met.wait) for _ in "ab"))) == [0, 1]
+
+
+async def test_a_call_of_a_local_engine_is_made_with_threads_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that no thread could make would be a row that abstains, and its answer paid noise."""
+    monkeypatch.setattr(room, "_POOLS", {})
+    assert await run_engine(is_on_loop) is False
+    first, made = Work(), list[int]()
+
+    def here(number: int) -> bool:
+        made.append(number)
+        return is_on_loop()
+
+    def fails() -> None:
+        raise ConfigurationError("its own")
+
+    with no_room():
+        assert await run_engine(is_on_loop) is False  # by the thread there is
+        holding = asyncio.create_task(run_engine(first))
+        await first.has_begun()
+        assert await asyncio.gather(*(run_engine(partial(here, n)) for n in range(3))) == [True] * 3
+        with pytest.raises(ConfigurationError, match="its own"):
+            await run_engine(fails)
+        first.let_go.set()
+        assert await holding == "done"
+    await run_engine(lambda: None)
+    assert made == [0, 1, 2]
+
+
+async def test_a_cancelled_call_of_a_local_engine_ends_with_its_work_or_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "_POOLS", {(os.getpid(), "dpicl-engine"): ThreadPoolExecutor(1)})
+    first, second = Work(ValueError("a prompt")), Work()
+    tasks = [asyncio.create_task(run_engine(work)) for work in (first, second)]
+    await first.has_begun()
+    for task in tasks:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[1]
+    assert not tasks[0].done()
+    first.let_go.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await tasks[0]
+    assert (first.ended.is_set(), caught.value.__cause__) == (True, None)
+    await run_engine(lambda: None)
+    assert not second.begun.is_set()
 
 
 async def test_what_is_built_awaited_is_not_built_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import DemonstrationSynthesizer, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl.backends import sync_async
 from langchain_dpicl.backends.embedded import EmbeddedModel, Induction, ModelTables, Segment, answers, load_tables
 from langchain_dpicl.exceptions import ConfigurationError
 from tests.contracts.backend import ChoiceContract, Coupled, NextTokenContract, TextContract, same_bits
+from tests.durable import no_room
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
 
@@ -51,6 +53,19 @@ class TestChoices(ChoiceContract):
 class TestText(TextContract):
     def make(self):
         return MODEL
+
+
+async def test_awaited_rows_are_there_where_the_system_has_no_room_for_a_thread(monkeypatch):
+    monkeypatch.setattr(sync_async, "_POOLS", {})
+    prompts = [prompt_of(RECORD), prompt_of(OTHER)]
+    domain = [token for token, _ in MODEL.top_tokens(prompts[0], [], top_k=5)]
+    with no_room():
+        assert await MODEL.atop_tokens(prompts[0], [], top_k=5) == MODEL.top_tokens(prompts[0], [], top_k=5)
+        assert await MODEL.acomplete(prompts, max_tokens=2) == MODEL.complete(prompts, max_tokens=2)
+        found = await MODEL.ascore_choices(prompts, [" a", " b"])
+        rows = await MODEL.open(prompts, []).ascore(domain)
+    assert same_bits(found, MODEL.score_choices(prompts, [" a", " b"]))
+    assert same_bits(rows, MODEL.open(prompts, []).score(domain))
 
 
 def test_the_contract_notices_a_last_bit_that_knows_the_batch():

@@ -11,9 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from langchain_dpicl.backends import sync_async  # noqa: E402
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
+from tests.durable import no_room  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
 from tests.unit_tests.backends.hf_doubles import CANARY, LONG, OTHER, PROMPTS, engine, tokens_of, walk  # noqa: E402
 
@@ -48,6 +50,17 @@ def unpadded(backend, ids):
     with torch.inference_mode():
         raw = backend._engine.body.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
     return raw.double().numpy()[np.asarray(backend.vocabulary())]
+
+
+async def test_awaited_rows_are_there_where_the_system_has_no_room_for_a_thread(monkeypatch):
+    monkeypatch.setattr(sync_async, "_POOLS", {})
+    session, domain = full(LLAMA), LLAMA.vocabulary()[:5]
+    with no_room():
+        public, rows = await session.apublic(), await session.alogits()
+        scored = await LLAMA.open(PROMPTS, []).ascore(domain)
+    assert same_bits(public, full(LLAMA).public())
+    assert same_bits(rows, full(LLAMA).logits())
+    assert same_bits(scored, LLAMA.open(PROMPTS, []).score(domain))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
+from langchain_dpicl.backends import sync_async
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
-from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
+from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
 from langchain_dpicl.backends.tuning import engine as micro
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import METHODS, Method
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, UnsilencableModelError
 from tests import tiny_tuning
+from tests.durable import no_room
 from tests.unit_tests.backends.hf_doubles import coupled, poisoned, raising
 from tests.unit_tests.backends.tuning.test_tuning_models import CASES, COUNT, engine
 from tests.unit_tests.backends.tuning.test_tuning_tasks import FREE
@@ -574,11 +577,19 @@ class TestMemory:
         assert [row.any() for row in total.rows] == [False, False, *[True] * (len(batch) - 2)]
 
 
-def test_a_thread_gives_the_same_rows() -> None:
+@pytest.mark.parametrize("room", [contextlib.nullcontext, no_room])
+def test_a_thread_gives_the_same_rows(room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_async, "_POOLS", {})
     made = engine("gpt2", "soft_prompt")
     groups = [[one] for one in examples(made)]
     found: list[np.ndarray] = []
-    asyncio.run(made.agradients(start(made), groups, add=lambda rows: found.append(np.array(rows, dtype=np.float64))))
+
+    async def ask() -> None:
+        with room():
+            await made.agradients(start(made), groups, add=lambda rows: found.append(np.array(rows, dtype=np.float64)))
+            assert await CheckRequest(made, start(made)).arun() is None
+
+    asyncio.run(ask())
     assert bits(np.concatenate(found)) == bits(rows_of(made, start(made), groups))
     assert isinstance(made, GradientBackend)
 
