@@ -65,12 +65,23 @@ def ended_from_outside(folder: str) -> FakeBackend:
     return FakeBackend(answer, vocabulary=[" red", " blue"])
 
 
+class Cutter(FakeBackend):
+    """Cuts text after two letters."""
+
+    def continued(self, text: str) -> list[bytes]:
+        return [text[:2].encode(), text[2:].encode()]
+
+
+def cutter() -> FakeBackend:
+    return Cutter(deadly, vocabulary=[" red", " blue"])
+
+
 def with_few_threads(room: int) -> FakeBackend:
-    """Takes its time, in a process in which so many threads start that answer blocking calls."""
+    """Takes its time, in a process in which so many threads start that answer calls."""
     start, started = threading.Thread.start, list[str]()
 
     def start_few(thread: threading.Thread) -> None:
-        if thread.name.startswith("dpicl-process"):
+        if thread.name.startswith(("dpicl-process", "dpicl-engine", "asyncio")):
             if len(started) == room:
                 raise RuntimeError("can't start new thread")
             started.append(thread.name)

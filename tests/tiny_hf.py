@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 LINES = (
@@ -58,10 +58,17 @@ def word_tokenizer(words: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
-def piece_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose words carry their space, and bytes their number, as SentencePiece writes them."""
+def piece_tokenizer(*, always_prepends: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer whose words carry their space, and bytes their number, as SentencePiece writes them.
+
+    Args:
+      always_prepends: a space, also before text that begins with one, as that of Mistral 7B does.
+    """
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    if always_prepends:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -27,7 +27,7 @@ from langchain_dpicl.backends.sync_async import (
     concurrency_limit,
 )
 from langchain_dpicl.exceptions import CapabilityError
-from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher
+from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher, encoder_of
 from langchain_dpicl.generation.plan import Segment, segments_of
 from langchain_dpicl.options import Decoding, GenerationTask, LogitNoise, Noise, OpenLabel
 from langchain_dpicl.privacy._validate import fail, plain_or_type
@@ -161,8 +161,7 @@ _Steps = list[tuple[Token, Hashable]]
 
 def _cuts(text: str, backend: NextTokenBackend, places: Mapping[Token, int] | None) -> list[_Steps]:
     """Returns how an engine's tokens may spell a text: each token with the place behind it."""
-    encode: Callable[[str], Sequence[Any]] | None = getattr(backend, "encode", None)
-    if callable(encode):
+    if (encode := encoder_of(backend)) is not None:
         path = tuple(encode(text))
         is_known = bool(path) and (places is None or all(token in places for token in path))
         if not is_known or backend.decode(path) != text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 from weakref import WeakKeyDictionary
@@ -168,8 +168,7 @@ class TokenSpelling:
 
     def _own(self, backend: NextTokenBackend, text: bytes) -> tuple[Token, ...] | None:
         """Returns the engine's own tokenisation of a text; None if it has none or decodes to another text."""
-        encode = getattr(backend, "encode", None)
-        if not callable(encode):
+        if (encode := encoder_of(backend)) is None:
             return None
         try:
             tokens = tuple(encode(text.decode()))
@@ -177,6 +176,13 @@ class TokenSpelling:
             return None
         pieces = [self.bytes_of(backend, token) for token in tokens]
         return tokens if all(pieces) and b"".join(pieces) == text else None
+
+
+def encoder_of(backend: NextTokenBackend) -> Callable[[str], Sequence[Token]] | None:
+    """Returns how an engine cuts a public text that follows other text; None: its tokenizer is unknown."""
+    found: Callable[[str], Sequence[Token]] | None
+    found = getattr(backend, "continued", None) or getattr(backend, "encode", None)
+    return found if callable(found) else None
 
 
 _SPELLINGS: WeakKeyDictionary[Any, TokenSpelling] = WeakKeyDictionary()

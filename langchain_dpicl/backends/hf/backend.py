@@ -202,6 +202,14 @@ class HuggingFaceBackend(AwaitedInThreads):
         """
         return self._prompts.tokens.encode(text)
 
+    def continued(self, text: str) -> list[int]:
+        """Returns the ids of a text that follows other text: no space is added before it, as `encode` may do.
+
+        Args:
+          text: private or public.
+        """
+        return self._prompts.tokens.continued(text)
+
     def count_tokens(self, text: str) -> int:
         """Returns the number of tokens of a public text."""
         return len(self.encode(text))

@@ -301,6 +301,13 @@ class _Encode(ProcessEngine):
         return list(self._now("encode", text))
 
 
+class _Continued(ProcessEngine):
+    """Has a tokenizer that may add a space before public text, and can leave it out."""
+
+    def continued(self, text: str) -> list[Token]:
+        return list(self._now("continued", text))
+
+
 class _Spell(ProcessEngine):
     """Says which tokens a public text has, where its tokenizer is known."""
 
@@ -365,6 +372,7 @@ _SKILLS: Mapping[str, type[ProcessEngine]] = {
     "complete_public": _PublicTexts,
     "texts": _Texts,
     "encode": _Encode,
+    "continued": _Continued,
     "spell": _Spell,
     "token_bytes": _TokenBytes,
 }

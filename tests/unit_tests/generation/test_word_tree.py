@@ -24,7 +24,7 @@ from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation import decoding_loop
 from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, WordColumns, WordTree
-from langchain_dpicl.generation.grammars import Grammar
+from langchain_dpicl.generation.grammars import Grammar, spelling_of
 from langchain_dpicl.options import Decoding, LogitNoise, Rows, Topics
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release import token_block
@@ -82,6 +82,18 @@ class TestTheTree:
             place = tree.step(place, token)
         assert place is None
         assert tree.step(None, engine.encode(" card")[0]) is None
+
+    @pytest.mark.parametrize("always_prepends", [False, True])
+    def test_of_a_tokenizer_that_adds_a_space_holds_every_word(self, always_prepends: bool) -> None:
+        pytest.importorskip("torch")
+        from langchain_dpicl.backends import HuggingFaceBackend
+        from tests import tiny_hf
+
+        tokenizer = tiny_hf.piece_tokenizer(always_prepends=always_prepends)
+        engine = HuggingFaceBackend(tiny_hf.gpt2(480), tokenizer, max_prompt_tokens=64)
+        tree = WordTree.of(["card", "lake"], engine)
+        assert sorted(engine.decode(place) for place in tree.ends) == [" card", " lake"]
+        assert spelling_of(engine).spelled(engine, b" card") in tree.ends
 
     @pytest.mark.parametrize(
         "engine",

@@ -27,15 +27,16 @@ torch.set_num_threads(1)
 
 LLAMA = engine()
 PIECES = engine(tiny_hf.llama(512), tiny_hf.piece_tokenizer())
+PREPENDED = engine(tiny_hf.llama(512), tiny_hf.piece_tokenizer(always_prepends=True))
 CHAT = engine(tokenizer=tiny_hf.byte_tokenizer(chat=True))
 TEXTS = ("the apple is red", " a lake", "naïve café \U0001f600", "\n\nText: ", "two  spaces", "x" * 50, "")
 
 
-@pytest.mark.parametrize("backend", [LLAMA, PIECES], ids=["bytes", "pieces"])
+@pytest.mark.parametrize("backend", [LLAMA, PIECES, PREPENDED], ids=["bytes", "pieces", "prepended"])
 class TestTokens:
     @pytest.mark.parametrize("text", TEXTS)
     def test_bytes_of_tokens_are_the_text(self, backend, text):
-        ids = backend._prompts.tokens.continued(text)
+        ids = backend.continued(text)
         assert b"".join(map(backend.token_bytes, ids)) == text.encode()
         assert backend.decode(ids) == text
         assert all(isinstance(id_, int) for id_ in ids)

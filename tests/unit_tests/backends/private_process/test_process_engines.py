@@ -130,6 +130,11 @@ def test_rows_are_those_of_the_same_model_in_this_process(place: str) -> None:
         assert there.complete(prompts, max_tokens=4) == here.complete(prompts, max_tokens=4)
 
 
+def test_it_cuts_text_that_follows_other_text_as_the_engine_there_does() -> None:
+    assert as_backend(shared(process_models.cutter)).continued(" red") == [b" r", b"ed"]
+    assert not hasattr(as_backend(shared(EmbeddedLLM)), "continued")
+
+
 async def test_a_full_session_has_the_logits_of_the_same_model_in_this_process() -> None:
     there, here = as_backend(shared(process_models.full)), process_models.full()
     options: dict[str, Any] = {"public": "Topic: red", "num_rows": 3, "shared": "", "max_new_tokens": 4}

@@ -361,6 +361,11 @@ class TestAProcessWithoutRoomForThreads:
         here = process_models.mortal().score_choices(["red"], CHOICES)
         assert [same_bits(rows, here) for rows in found.values()] == [True] * 3
 
+    async def test_answers_an_awaited_session(self) -> None:
+        with PrivateProcess(process_models.with_few_threads, room=1) as process:
+            rows = await as_backend(process).open(["red"], []).ascore([b" red", b" blue"])
+        assert same_bits(rows, process_models.mortal().open(["red"], []).score([b" red", b" blue"]))
+
 
 def descriptors() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
