@@ -427,10 +427,10 @@ class Grammar:
             raise fail("schema", "a JSON schema as a mapping, or a pydantic model", type(schema).__name__)
         try:
             checked = json.loads(json.dumps(dict(described), allow_nan=False))
-        except (TypeError, ValueError) as error:
+            if closed and not _intersects(checked):
+                _close(checked)
+        except (TypeError, ValueError, RecursionError) as error:
             raise fail("schema", "a JSON schema of JSON values", type(error).__name__) from error
-        if closed and not _intersects(checked):
-            _close(checked)
         return cls("json_schema", json.dumps(checked, ensure_ascii=False))
 
     @classmethod

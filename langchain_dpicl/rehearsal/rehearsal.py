@@ -684,8 +684,10 @@ def _possible(shots: Sequence[int], fits: int) -> tuple[int, ...]:
     """Returns the numbers of shots of which two rows of different examples fit beside a question."""
     given = [check_int("shots", one, low=1) for one in shots]
     fitting = tuple(sorted({one for one in given if 2 * one <= fits}))
+    if not given:
+        raise fail("shots", "at least one number", 0)
     if not fitting:
-        least = 2 * min(given, default=1)
+        least = 2 * min(given)
         raise fail("public_examples", f"at least {least} examples more than there are labels", max(0, fits))
     return fitting
 

@@ -9,6 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -539,6 +540,7 @@ class TestTheGrammarItself:
             lambda: Grammar.json_schema({"enum": []}),
             lambda: Grammar.json_schema({"const": float("nan")}),
             lambda: Grammar.json_schema({"properties": 3, "anyOf": 4}),
+            lambda: Grammar.json_schema(reduce(lambda inner, _: {"not": inner}, range(5_000), {})),
             lambda: Grammar.json_schema("string"),  # type: ignore[arg-type]
             lambda: Grammar.json_schema(int),
             lambda: Grammar.json_schema({"x-guidance": 1, "type": "string"}),

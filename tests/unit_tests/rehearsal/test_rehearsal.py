@@ -191,6 +191,7 @@ class TestRefusals:
             ({"origin": "mine"}, "origin"),
             ({"shots": (40,)}, "public_examples: expected at least 80 examples more than there are labels"),
             ({"shots": (0,)}, "shots"),
+            ({"shots": ()}, "shots: expected at least one number, found 0"),
             ({"max_examples": 2}, "max_examples"),
             ({"labels": ("card", "cash")}, "a label among"),
             ({"text_key": "body"}, "text under 'body'"),
