@@ -203,7 +203,7 @@ class HuggingFaceBackend(AwaitedInThreads):
         return self._prompts.tokens.encode(text)
 
     def continued(self, text: str) -> list[int]:
-        """Returns the ids of a text that follows other text: no space is added before it, as `encode` may do.
+        """Returns the ids of a text that follows other text: no space is added before it.
 
         Args:
           text: private or public.
