@@ -92,6 +92,7 @@ from langchain_dpicl.release.token_block import ReleaseBlock, open_block
 from langchain_dpicl.released.counts import WordGroup
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports.verify import first_word_problems, problems_in, public_words
+from langchain_dpicl.runs.answer_memo import scope_of_plan
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunItem, RunJournal, check_paid, report_of
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
@@ -163,8 +164,7 @@ class GenerationJob:
             public=self.public,
             engines=[script],
         )
-        where = f"{self.ledger_id}/{self.component}"
-        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
+        scope = scope_of(scope_of_plan(budget, share, dataset_id=private.dataset_id, public=public))
         return _DemonstrationWriter(_Blocks(private, share, script, self.plan), memo, scope)
 
 

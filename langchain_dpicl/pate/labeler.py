@@ -70,6 +70,7 @@ from langchain_dpicl.release.curator import SecretSample, is_unanswered, open_sa
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.samples import Partition, open_partition, release_once
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.runs.answer_memo import scope_of_plan
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import mechanism_for, rejection
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, carrying, check_paid, new_bar, tick
@@ -354,8 +355,7 @@ class LabellingJob:
             engines=[rows],
             terms=_terms_of(self.public),
         )
-        where = f"{self.ledger_id}/{self.component}"
-        scope = scope_of({"work": "label", "component": where, "dataset_id": private.dataset_id, **self.public})
+        scope = scope_of(scope_of_plan(budget, share, dataset_id=private.dataset_id, public=self.public))
         run = _MemoRun(
             private,
             share,

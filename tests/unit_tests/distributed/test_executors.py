@@ -32,6 +32,7 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import Evolution, FewShotTask, GenerationTask, Noise
+from langchain_dpicl.planning import share_plan
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
 from langchain_dpicl.privacy.private_examples import PrivateExamples
@@ -68,6 +69,11 @@ def lines(house: House, kind: str) -> int:
     return sum(record.body["count"] for record in budget._store.records(0) if record.kind == kind)
 
 
+def repriced() -> Any:
+    """Plans are priced as by a later accountant, whose bound is smaller."""
+    return patch.object(share_plan, "_finite_epsilon", lambda bound, **_: bound - 1e-6)
+
+
 class TestDemonstrations:
     def test_are_as_many_and_cost_as_much_as_in_one_process(self, house: House) -> None:
         here = house.synthesizer(None, component="here").run(progress=False)
@@ -88,6 +94,17 @@ class TestDemonstrations:
         spent = lines(house, RESERVE)
         again = house.synthesizer(house.crew()).run(progress=False)
         assert again.examples == first.examples
+        assert lines(house, RESERVE) == spent
+
+    def test_are_found_by_a_plan_that_a_later_accountant_prices_otherwise(self, house: House) -> None:
+        noise = Noise("gaussian", multiplier=4.0)
+        made = house.synthesizer(house.crew(), noise=noise)
+        first = made.run(progress=False)
+        spent = lines(house, RESERVE)
+        with repriced():
+            later = house.synthesizer(house.crew(), noise=noise)
+            assert later.plan.epsilon < made.plan.epsilon
+            assert later.run(progress=False).examples == first.examples
         assert lines(house, RESERVE) == spent
 
     def test_are_streamed_as_they_come(self, house: House) -> None:
@@ -643,6 +660,16 @@ class TestLabels:
         assert lines(house, RESERVE) == lines(house, COMMIT) == 4
         again = house.labeler(house.crew(), self.INPUTS).run(progress=False)
         assert [one.to_dict() for one in again.entries] == [one.to_dict() for one in pool.entries]
+        assert lines(house, RESERVE) == 4
+
+    def test_are_found_by_a_plan_that_a_later_accountant_prices_otherwise(self, house: House) -> None:
+        noise = Noise("gaussian", multiplier=2.0)
+        made = house.labeler(house.crew(), self.INPUTS, noise=noise)
+        pool = made.run(progress=False)
+        with repriced():
+            later = house.labeler(house.crew(), self.INPUTS, noise=noise)
+            assert later.plan.epsilon < made.plan.epsilon
+            assert later.run(progress=False).entries == pool.entries
         assert lines(house, RESERVE) == 4
 
     async def test_can_be_awaited(self, house: House) -> None:
