@@ -34,6 +34,9 @@ from langchain_dpicl.privacy.accounting.profiles import Bound, CurveBound, GridB
 Cost = Callable[[float], float]
 
 _NOISE_TOLERANCE = 1e-4
+# Significant digits of what is found: prices of one event differ between processors in the seventh digit, and at small
+# deltas before it, and a share that another host declares must have the same noise.
+_NOISE_DIGITS = 4
 _ROUGH_TOLERANCE = 0.02 + 1e-9  # the first steps from a good guess are as wide, give or take a rounding
 _STEP = 4.0
 _NEARLY, _AIM = 0.98, 0.99  # shares of the limit: from which on a search by secants ends, and what it aims at
@@ -53,7 +56,7 @@ def calibrate(
     is_rough: bool = False,
     near: float | None = None,
 ) -> float:
-    """Finds the smallest parameter whose event costs at most `epsilon`, rounded up.
+    """Finds the smallest parameter whose event costs at most `epsilon`, rounded up to four digits.
 
     Formal guarantees:
       - The event of the returned x costs at most `epsilon`: checked on the fine grid at the end, or, if `is_rough`, on
@@ -70,7 +73,7 @@ def calibrate(
       near: a guess, from which secants lead to what fits in a few steps; None: steps of 4 from 1 on.
 
     Returns:
-      The parameter, within 0.02 % of the smallest that fits unless `is_rough`.
+      The parameter, within 0.1 % of the smallest that fits unless `is_rough`.
 
     Raises:
       ConfigurationError: even `high` costs more than `epsilon`, or an argument is out of range.
@@ -103,9 +106,9 @@ def calibrate(
         )
     if too_small is None:
         return enough
-    _, found = narrow(exact, epsilon, (too_small, enough), tolerance=_NOISE_TOLERANCE)
-    rounded = min(_up(found), high)
-    return rounded if exact(rounded) <= epsilon else found
+    ends = narrow(exact, epsilon, (too_small, enough), tolerance=_NOISE_TOLERANCE)
+    rounded = (min(_up(end, _NOISE_DIGITS), high) for end in ends)
+    return next((x for x in rounded if exact(x) <= epsilon), ends[1])
 
 
 def bracket(cost: Cost, limit: float, *, low: float, high: float) -> tuple[float | None, float | None]:

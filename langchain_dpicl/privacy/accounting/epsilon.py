@@ -518,7 +518,7 @@ def _bound_prices(found: tuple[Bound, ...], world: UnitTerms, left: float) -> It
         yield Price(world, left, removed, added, bound.name, bound.error(left))
 
 
-_DIGITS = 6
+_DIGITS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,14 +647,14 @@ def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bo
     return worst
 
 
-def _up(value: float) -> float:
-    """Rounds up to seven significant digits."""
+def _up(value: float, digits: int = _DIGITS) -> float:
+    """Rounds up to so many significant digits."""
     if value <= 0.0:
         return 0.0
     if not math.isfinite(value):
         return value
     value = max(value, 1e-200)
-    scale = 10.0 ** (_DIGITS - math.floor(math.log10(value)))
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     steps = math.floor(value * scale) - 1  # the product is rounded: the search begins below it
     while steps / scale < value:
         steps += 1

@@ -215,8 +215,8 @@ def test_a_byte_order_mark_before_json_is_fine(checks_file: Path) -> None:
 
 
 PRINTED = """\
-epsilon 1 at delta 1e-06, adjacency add_remove, for 10,000 queries (nothing is spent)
-noise    gaussian, multiplier 4.3032 of the sensitivity (scale 6.086 on the votes)
+epsilon 0.9998 at delta 1e-06, adjacency add_remove, for 10,000 queries (nothing is spent)
+noise    gaussian, multiplier 4.3040 of the sensitivity (scale 6.087 on the votes)
 rows     slots, 20 x 4 shot(s), fill 1, a new sample for every query, 4 labels
          8000 declared units, sampling rate 0.01000
 expected 19.6 rows in use, 3.22 shots each, 1.8 % empty slots

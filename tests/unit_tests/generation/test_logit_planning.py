@@ -215,7 +215,7 @@ def shown() -> Shown:
 
 class TestComparison:
     def test_it_stands_below_the_plan_that_was_asked_for(self, shown: Shown) -> None:
-        assert shown.text.startswith("epsilon 0.5 at delta 1e-06, adjacency add_remove (nothing is spent)")
+        assert shown.text.startswith("epsilon 0.4999 at delta 1e-06, adjacency add_remove (nothing is spent)")
 
     def test_it_has_every_mechanism_and_every_way_to_sample(self, shown: Shown) -> None:
         options = shown.out["options"]

@@ -243,7 +243,7 @@ def test_calibrated_noise_fits(step: Event, count: int, epsilon: float, adjacenc
 
     found = calibrate(event_at, epsilon=epsilon, delta=1e-6, adjacency=adjacency)
     assert price(event_at(found), 1e-6, adjacency) <= epsilon
-    assert found == 1e-3 or price(event_at(found * 0.999), 1e-6, adjacency) > epsilon
+    assert found == 1e-3 or price(event_at(found * 0.9988), 1e-6, adjacency) > epsilon
 
 
 @laws
