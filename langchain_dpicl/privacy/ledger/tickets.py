@@ -192,10 +192,11 @@ class Component:
     def changed_terms(self, wanted: Component) -> list[str]:
         """Returns the names of the terms in which the two differ; of `public` they are the wanted plan and its runs.
 
-        Without them a report would show another plan than was run. What a plan costs may differ: it follows from the
-        tickets, which are the same, and another version of the accountant may bound it otherwise.
+        Without them a report would show another plan than was run. What a plan costs, and how much a pool holds, may
+        differ: they follow from the other terms, and another version or processor may bound them otherwise.
         """
-        mine, theirs = ({**each.to_dict(), "public": None, "runs": each._runs} for each in (self, wanted))  # noqa: SLF001
+        free: dict[str, Any] = {"public": None, "limit": None}
+        mine, theirs = ({**each.to_dict(), **free, "runs": each._runs} for each in (self, wanted))  # noqa: SLF001
         changed = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
         others = [name for name, value in wanted.plan.items() if not _is_shown(name, value, self.public)]
         return list(dict.fromkeys(changed + others))

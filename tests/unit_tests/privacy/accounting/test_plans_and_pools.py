@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -436,6 +437,24 @@ def test_a_pool_resumes_and_keeps_its_terms(simple_prices: Any) -> None:
         again.gdp_pool("g", epsilon=0.6)
     with pytest.raises(SealedShareError):
         again.zcdp_pool("g", epsilon=0.5)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gdp", "mu"), ("zcdp", "rho")])
+def test_a_pool_resumes_where_a_processor_rounds_its_size_otherwise(
+    kind: str, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pool(ledger: Budget) -> Any:
+        return getattr(ledger, f"{kind}_pool")("g", epsilon=0.5)
+
+    store = InMemoryStore()
+    sealed = pool(budget(store=store))
+    held = getattr(sealed, size)
+    sealed.reserve(**{size: held / 2})
+    monkeypatch.setattr(accounting, f"{kind}_{size}", lambda epsilon, delta: math.nextafter(held, math.inf))
+    again = pool(Budget.open(store))
+    again.reserve(**{size: held / 3})
+    with pytest.raises(PrivacyBudgetExceededError):
+        again.reserve(**{size: held})
 
 
 # --- why there is no "go on while the numeric epsilon is below the limit" ---------------------------------------------
