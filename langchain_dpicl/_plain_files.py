@@ -164,3 +164,15 @@ def faults_of(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is None:  # one that says all in its words, of a file system in Python
             raise
         raise OSError(error.errno, error.strerror, _display_path(path)) from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object of JSON, for `object_pairs_hook`; refuses a key that stands twice: readers take one or the other.
+
+    Raises:
+      ValueError: a key stands twice.
+    """
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("repeated key")
+    return value

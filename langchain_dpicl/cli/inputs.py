@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from langchain_dpicl._calls import did_you_mean
-from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, check_path, open_plain, read_plain
+from langchain_dpicl._plain_files import MAX_RECORDS, MAX_TEXT, check_path, open_plain, read_plain, unique_keys
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     OPTIONS,
@@ -96,12 +96,14 @@ def read_json(path: Path) -> Any:
     """Reads a public JSON file."""
     text = read_text(path, "JSON text")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ConfigurationError(f"{path}: expected JSON, found at {place}: {error.msg}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigurationError(f"{path}: expected JSON, found a number or nesting too large to read.") from error
+        raise ConfigurationError(
+            f"{path}: expected JSON, found a number or nesting too large to read, or a key twice."
+        ) from error
 
 
 def check_out(out: Path, *others: str | Path | None) -> None:

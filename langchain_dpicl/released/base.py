@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain, write_bytes
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain, unique_keys, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import html_table
 from langchain_dpicl.privacy._validate import check_real, fail, is_finite
@@ -101,7 +101,7 @@ def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -
 def parse_json(what: str, text: str) -> object:
     """Returns the JSON value; refuses repeated keys, NaN, infinities and nesting that exhausts the stack."""
     try:
-        value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value: object = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ConfigurationError(f"{what}: expected JSON text ({type(error).__name__}).") from None
     return value
@@ -133,13 +133,6 @@ def listed(name: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise fail(name, "a sequence", type(values).__name__)
     return tuple(values)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("repeated key")
-    return value
 
 
 def _no_constant(name: str) -> float:

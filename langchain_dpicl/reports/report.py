@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
-from langchain_dpicl._plain_files import write_bytes
+from langchain_dpicl._plain_files import unique_keys, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -494,9 +494,9 @@ def _json_of(report: Any) -> Mapping[str, Any]:
             raise _no_report(f"{type(report).__name__} that holds other than JSON values") from None
     if isinstance(report, (str, bytes)):
         try:
-            report = json.loads(report)
+            report = json.loads(report, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError):
-            raise _no_report("text that is not JSON") from None
+            raise _no_report("text that is not JSON, or names a key twice") from None
     data = report if isinstance(report, Mapping) else getattr(report, "report", None)
     if not isinstance(data, Mapping):
         raise _no_report(type(report).__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from langchain_dpicl._plain_files import read_plain
+from langchain_dpicl._plain_files import read_plain, unique_keys
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import check_name, fail, is_name
 from langchain_dpicl.privacy.accounting.events import canonical_json
@@ -71,7 +71,7 @@ class Signature:
         """
         expected = f"a signature file of format {FORMAT!r}, version {VERSION}"
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=unique_keys)
             if (data.pop("format"), data.pop("version")) == (FORMAT, VERSION):
                 return cls(**_checked(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

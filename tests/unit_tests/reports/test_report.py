@@ -7,11 +7,13 @@ import importlib.metadata
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import Segment, plan_generation
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -291,6 +293,18 @@ def test_a_newer_format_is_not_ok(report: PrivacyReport) -> None:
 def test_what_is_no_report_is_refused(report_: Any) -> None:
     with pytest.raises(ConfigurationError):
         verify_report(report_)
+
+
+def test_a_text_that_two_readers_read_as_two_reports_is_refused(report: PrivacyReport, tmp_path: Path) -> None:
+    """JSON text may repeat a key: Python takes the last, a person and other readers the first."""
+    text = report.to_json()
+    twice = '{"promised": {"epsilon": 0.1, "delta": 1e-9}, ' + text[1:]
+    assert json.loads(twice) == json.loads(text)
+    for given in (twice, twice.encode()):
+        with pytest.raises(ConfigurationError, match="names a key twice"):
+            verify_report(given)
+    (path := tmp_path / "report.json").write_text(twice)
+    assert main(["report", "verify", str(path)]) == 2
 
 
 def test_the_version_is_unknown_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
