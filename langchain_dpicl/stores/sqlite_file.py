@@ -113,6 +113,7 @@ _LAYERS = frozenset(["aufs", "fuse.fuse-overlayfs", "overlay"])
 """File systems that show a container its image: what is written stands in the container's own layer."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_HELD = Path("/proc/self/fdinfo")
 
 _PASSING = frozenset(
     {
@@ -264,15 +265,15 @@ def _mount_of(path: Path) -> tuple[str, str]:
     except OSError:
         return "", ""
     try:
-        told = Path(f"/proc/self/fdinfo/{held}").read_text(encoding="ascii")
+        told = (_HELD / str(held)).read_text(encoding="ascii")
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     except OSError:
         return "", ""
     finally:
         os.close(held)
-    number = told.partition("mnt_id:")[2].split()[0]
-    for fields in (line.split(" ") for line in lines):
-        if fields[0] == number:
+    number = told.partition("mnt_id:")[2].split()[:1]  # gVisor does not say it
+    for fields in (line.split(" ") for line in lines if line):
+        if fields[:1] == number:
             # White space and backslashes are octal numbers.
             place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
             return fields[fields.index("-") + 1], place

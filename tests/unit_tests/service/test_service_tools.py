@@ -41,6 +41,7 @@ from tests import ledgers
 from tests.faults.storms import free_form_component, retrieval_component, voting_component
 from tests.free_form_doubles import budget_of
 from tests.served import CANARY, FREE_ANSWERS, KEYS, change, new_folder, new_ledger, running
+from tests.sqlite_ledgers import mount_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = {"ask", "demonstrations", "budget"}
@@ -285,8 +286,7 @@ def test_files_that_each_container_has_anew_are_warned_of(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     """Each container of an image that holds the ledger, and each that is made anew, would have the whole budget."""
-    device = Path.cwd().stat().st_dev
-    mounted = f"1 1 {os.major(device)}:{os.minor(device)} / / rw - {{}} none rw\n"
+    mounted = f"{mount_of(Path.cwd())} 1 0:21 / / rw - {{}} none rw\n"
     monkeypatch.setattr(sqlite_file, "_MOUNTS", Path("mountinfo"))
     new_ledger("budget.db")
     change(config, "[service]\n", '[service]\nanchor = "anchor.json"\n')

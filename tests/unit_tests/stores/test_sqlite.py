@@ -36,6 +36,16 @@ class TestSQLiteStore(DurableStoreContract):
         return SQLiteStore(store.path, name=name)
 
 
+class Told:
+    """A folder in which every name is the same file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __truediv__(self, _: str) -> Path:
+        return self._file
+
+
 class TestOpening:
     """It makes nothing, and changes nothing that is not a ledger's."""
 
@@ -249,6 +259,16 @@ class TestOpening:
         assert sqlite_file._mount_of(Path("/proc/self/status")) == ("proc", "/proc")
         assert "" not in sqlite_file._mount_of(path.parent)
         assert sqlite_file._mount_of(path) == ("", "")  # nothing is there
+
+    def test_a_system_that_tells_no_mounts_opens_its_ledgers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As gVisor's, which lists mounts and does not say which of them a file is on."""
+        made(path).close()
+        for told in ("flags:\t02000000\n", "mnt_id:\t999999\n", ""):
+            (path.parent / "told").write_text(told)
+            monkeypatch.setattr(sqlite_file, "_HELD", Told(path.parent / "told"))
+            assert SQLiteStore(path).header() is not None
+        monkeypatch.setattr(sqlite_file, "_HELD", path.parent / "no /proc")
+        assert SQLiteStore(path).header() is not None
 
     def test_a_file_system_without_a_write_ahead_log_is_refused(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
