@@ -38,18 +38,20 @@ def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> 
     """Checks how often units are drawn, whether one draw reveals the next, and that nobody is drawn twice.
 
     Tests: inclusions (binomial), pairs of units in one draw and a unit in two draws that follow each other (binomial,
-    disjoint pairs). So few units are drawn from that no slot is ever too full; how full slots are cut is not looked at.
+    disjoint pairs). Slots have room for all of the units, so that none is ever too full; how full slots are cut is not
+    looked at.
     """
     sampler, blind = release.sampler, ("which of the units of a slot that is too full are left out",)
     if isinstance(sampler, PartitionedSlots):
         return skipped_result(name, "a partition: everybody takes part")
     rate = sampler.sampling_rate
     is_fixed = isinstance(sampler, BalancedSlots)
-    # Of a sample of fixed size, and of a slot of one record, the coins of several units are not free: one unit tells.
-    units = 500 if isinstance(sampler, PoissonUnits) else sampler.shots_per_slot // 2 * 2 or 1
+    # Of a sample of fixed size the coins of several units are not free: one unit tells.
+    units = sampler.public_size if isinstance(sampler, BalancedSlots) else 500
     looked_at = 1 if is_fixed else units
-    units = sampler.public_size if isinstance(sampler, BalancedSlots) else units
-    wanted = max(_INCLUSIONS / rate, 20.0 / -math.log(rate) if rate < 1.0 else 1.0, 20.0 * looked_at)
+    if not isinstance(sampler, BalancedSlots | PoissonUnits):
+        sampler = dataclasses.replace(sampler, shots_per_slot=units)
+    wanted = max(_INCLUSIONS / rate, 20.0 / -math.log(rate) if rate < 1.0 else 1.0, 60.0 * looked_at)
     draws = 2 * math.ceil(wanted / looked_at / 2)
     twice, coins = False, np.zeros((draws, looked_at), dtype=bool)
     for row in coins:

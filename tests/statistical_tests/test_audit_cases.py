@@ -224,6 +224,16 @@ def thrice_the_rate(patch: pytest.MonkeyPatch) -> None:
         )
 
 
+def few_of_many(patch: pytest.MonkeyPatch) -> None:
+    """As many units as there should be, all of them among the first 64: a random number of six bits."""
+
+    def poisson(count: int, rate: float, rng: Any) -> Any:
+        known = min(count, 64)
+        return rng.choice_without_replacement(known, min(rng.binomial(count, rate), known)).tolist()
+
+    patch.setattr(mechanisms, "poisson", poisson)
+
+
 def no_bound_on_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProbabilitySum, "bounded_rows", lambda self, rows, **_: np.array(rows, float))
 
@@ -238,6 +248,8 @@ def only_finite(patch: pytest.MonkeyPatch) -> None:
 PART_PLANTS: dict[str, tuple[str, str, plant.Plant]] = {
     "thrice the rate, slots": ("slots, gumbel", "rate", thrice_the_rate),
     "thrice the rate, units": ("units, gaussian", "rate", thrice_the_rate),
+    "few of many, slots": ("slots, gumbel", "rate", few_of_many),
+    "few of many, units": ("units, gaussian", "rate", few_of_many),
     "everybody": ("units, gaussian", "rate", plant.always_sampled),
     "one sample for all": ("units, gaussian", "rate", plant.one_sample_for_all_queries),
     "with replacement": ("units, gaussian", "rate", plant.unit_drawn_with_replacement),
