@@ -37,11 +37,12 @@ _TOGETHER = 20.0
 def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditResult:
     """Checks how often units are drawn, whether one draw reveals the next, and that nobody is drawn twice.
 
-    Tests: inclusions (binomial), pairs of units in one draw and a unit in two draws that follow each other (binomial,
-    disjoint pairs). Slots have room for all of the units, so that none is ever too full; how full slots are cut is not
-    looked at.
+    Tests: inclusions, those of one half and of every second unit (binomial), pairs of units in one draw and a unit in
+    two draws that follow each other (binomial, disjoint pairs). Slots have room for all of the units, so that none is
+    ever too full; how full slots are cut is not looked at.
     """
-    sampler, blind = release.sampler, ("which of the units of a slot that is too full are left out",)
+    sampler: Any = release.sampler
+    blind = ("which of the units of a slot that is too full are left out",)
     if isinstance(sampler, PartitionedSlots):
         return skipped_result(name, "a partition: everybody takes part")
     rate = sampler.sampling_rate
@@ -59,11 +60,14 @@ def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> 
         twice |= len(set(members)) < len(members)
         row[[unit for unit in members if unit < looked_at]] = True
     faults = ["a unit stands in one sample twice"] if twice else []
-    fits = ExactTests(3)
+    fits = ExactTests(5)
     faults += fits.binomial("drawn", coins, rate)
     faults += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
     if looked_at > 1:
         faults += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
+        drawn = coins.nonzero()[1]  # without replacement they vary less than coins: no more false alarms
+        faults += fits.binomial("of the first half", drawn < looked_at // 2, 0.5)
+        faults += fits.binomial("of every second unit", drawn % 2 == 0, 0.5)
     power = _rate_power(rate, coins.size) if rate < 1.0 else None
     seen = "twice the rate" if rate <= 0.5 else "everybody in every sample"
     return result_of(name, faults, runs=draws, power=power, power_for=seen, blind=blind)
@@ -77,7 +81,7 @@ def skipped_result(check: str, why: str) -> AuditResult:
 def _rate_power(rate: float, size: int) -> float:
     """Returns the chance that twice the rate is seen; of a rate above one half, that everybody is."""
     wrong = min(1.0, 2.0 * rate)
-    most = float(stats.binom.isf(ALARM / 6, size, rate)) + 1
+    most = float(stats.binom.isf(ALARM / 10, size, rate)) + 1
     return float(stats.binom.sf(most - 1, size, wrong))
 
 

@@ -305,8 +305,9 @@ def _share_log(path: Path) -> None:
     group = _stat(path).st_gid
     for beside in (f"{path}-wal", f"{path}-shm"):
         with contextlib.suppress(OSError, AttributeError):  # another's file; a system without groups
-            if os.stat(beside).st_gid != group:  # noqa: PTH116  as above
-                os.chown(beside, -1, group)
+            # A link in its place would lead root to a file of another.
+            if os.lstat(beside).st_gid != group:
+                os.chown(beside, -1, group, follow_symlinks=False)
 
 
 QUICK_BYTES = 1 << 24

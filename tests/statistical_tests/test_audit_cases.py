@@ -225,10 +225,10 @@ def thrice_the_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 def few_of_many(patch: pytest.MonkeyPatch) -> None:
-    """As many units as there should be, all of them among the first 64: a random number of six bits."""
+    """As many units as there should be, all of them among the first 256: a random number of eight bits."""
 
     def poisson(count: int, rate: float, rng: Any) -> Any:
-        known = min(count, 64)
+        known = min(count, 256)
         return rng.choice_without_replacement(known, min(rng.binomial(count, rate), known)).tolist()
 
     patch.setattr(mechanisms, "poisson", poisson)
