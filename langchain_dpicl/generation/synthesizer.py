@@ -569,6 +569,8 @@ class DraftRun(ReleaseRun[Item, Result]):
             for number, tickets in draft.tickets.items():
                 # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
                 tickets[0].owed = int(deals.left(draft.label, draft.number, number) > 0)
+            if deals.is_gone(draft.label):
+                events.tickets += deals.reserve(draft.label)  # raises the refusal, before anything is asked
             return partial(self._open_dealt, deals, events)
         self._reserve(draft, events, is_look=True)
         return partial(self._open_planned, events)
