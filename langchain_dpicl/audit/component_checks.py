@@ -229,16 +229,21 @@ def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], floa
 
 
 def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
-    """Returns what is wrong with the winners, and the chance to see half of the noise; gaps are of 2^19 at most."""
+    """Returns what is wrong with the winners, and the chance to see half of the noise; gaps are of 2^19 at most.
+
+    Two candidates are compared, at places that change; others are too far below to win, where there is room for them.
+    """
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("range")
-    total = _made_up_sum(release, [0.0, -min(scale, 2.0**19)])
+    others = [-60.0 * scale] * (_VALUES - 2 if 60.0 * scale <= 2.0**19 else 0)
+    values = [0.0, -min(scale, 2.0**19), *others]
+    totals = [_made_up_sum(release, values[-place:] + values[:-place]) for place in range(len(values))]
     gap = min(scale, 2.0**19) / scale
     chance, halved = (
         float(special.expit(-wide)) if release.mechanism.name == "gumbel" else math.exp(-wide) / 2.0
         for wide in (gap, 2.0 * gap)
     )
-    lost = [release.mechanism.release(total, rng=SYSTEM_RANDOM).index == 1 for _ in range(releases)]
-    coins, fits = np.array(lost), ExactTests(2)
+    wins = [(release.mechanism.release(totals[n % len(totals)], rng=SYSTEM_RANDOM).index, n) for n in range(releases)]
+    coins, fits = np.array([index == (n + 1) % len(totals) for index, n in wins]), ExactTests(2)
     faults = fits.binomial("the worse of two candidates wins", coins, chance)
     faults += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
     return faults, fits.power(releases, chance, halved)

@@ -234,6 +234,18 @@ def few_of_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mechanisms, "poisson", poisson)
 
 
+def one_draw_for_the_rest(patch: pytest.MonkeyPatch) -> None:
+    """The candidates behind the fourth share a draw, so that the choice among them has no noise."""
+
+    def choose(self: Any, total: Any, standard_noise: Any) -> Any:
+        noise, scores = standard_noise(total.value.size), total.value - total.value.max()
+        noise[4:] = noise[4:].mean() if noise.size > 4 else noise[4:]
+        index = int((scores + self._scale(total) * noise).argmax())
+        return mechanisms.Release(index=index, values=None, event=self.event)
+
+    patch.setattr(mechanisms.NoisyMax, "_choose", choose)
+
+
 def no_bound_on_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProbabilitySum, "bounded_rows", lambda self, rows, **_: np.array(rows, float))
 
@@ -260,6 +272,7 @@ PART_PLANTS: dict[str, tuple[str, str, plant.Plant]] = {
     "no clip of logits": ("slots, logits", "contribution", no_clip_of_logits),
     "no clip of gradients": ("gradients", "contribution", no_clip_of_gradients),
     "sensitivity of one": ("slots, gumbel", "contribution", lambda p: _smaller(p, VoteSum)),
+    "one draw for many candidates": ("slots, gumbel", "noise", one_draw_for_the_rest),
     "a third of the gumbel noise missing": ("slots, gumbel", "noise", plant.scaled(0.65)),
     "a tenth of the gaussian noise missing": ("units, gaussian", "noise", plant.scaled(0.9)),
     "a third of the exponential noise missing": ("slots, permute and flip", "noise", plant.scaled(0.65)),
