@@ -770,10 +770,12 @@ class FileAnchor:
 
     def _check_replaceable(self) -> None:
         """Refuses a file that a new line could not replace, before one is charged."""
-        found = "" if os.access(self._path.parent, os.W_OK | os.X_OK) else "a folder that this process may not write"
-        folder, owner = self._path.parent.stat(), self._path.stat().st_uid
-        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in {0, folder.st_uid, owner}:
-            found = "a file of another owner in a folder whose files their owners alone may replace"
+        may = os.access(self._path.parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+        found = "" if may else "a folder that this process may not write"
+        with contextlib.suppress(OSError):  # it went away: the next line says so
+            folder, owner = self._path.parent.stat(), self._path.stat().st_uid
+            if folder.st_mode & stat.S_ISVTX and os.geteuid() not in {0, folder.st_uid, owner}:
+                found = "a file of another owner in a folder whose files their owners alone may replace"
         if not found and is_mounted_alone(self._path):
             found = "a file that is mounted alone"
         if found:

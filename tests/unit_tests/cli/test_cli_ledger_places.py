@@ -14,7 +14,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.stores import SQLiteStore
+from langchain_dpicl.stores import SQLiteStore, sqlite_file
 from tests.contracts.store import in_child
 from tests.ledger_files import exported, spend
 
@@ -156,3 +156,15 @@ def test_the_log_of_whoever_opens_a_ledger_first_belongs_to_the_group_of_the_fil
     assert in_child(lambda: opened_as(NOBODY, NOBODY))
     assert file.with_name("budget.db-wal").exists()
     assert in_child(lambda: opened_as(service, group))
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+def test_root_gives_no_file_away_to_which_a_link_leads(file: Path, tmp_path: Path) -> None:
+    (victim := tmp_path / "shadow").touch()
+    log = file.with_name("budget.db-wal")
+    log.unlink(missing_ok=True)
+    log.symlink_to(victim)
+    os.chown(file, -1, 61001)
+    sqlite_file._share_log(file)
+    assert victim.stat().st_gid == os.getegid()
+    assert log.lstat().st_gid == 61001

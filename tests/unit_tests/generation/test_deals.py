@@ -252,13 +252,15 @@ def test_a_ticket_for_each_label_burns_before_any_record_is_read_and_is_committe
     assert counts(budget) == {f"reserve {DEAL}": 2, f"commit {DEAL}": 2}
 
 
-def test_a_finished_run_releases_nothing_again() -> None:
+def test_a_finished_run_releases_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     spy, private, budget = Watched(), private_examples(), house()
     made = dealing(private, llm=spy, budget=budget)
     first, scores, paid = made.run(), spy.scores, counts(budget)
     assert made.run() == first
+    again = dealing(private, llm=spy, budget=budget)
+    monkeypatch.setattr(spy, "top_tokens", lambda *_, **__: pytest.fail("a model was asked for what nothing pays for"))
     with pytest.raises(PrivacyBudgetExceededError):
-        dealing(private, llm=spy, budget=budget).run()
+        again.run()
     assert (spy.scores, counts(budget)) == (scores, paid)
     assert made._deals is not None
     with pytest.raises(PrivacyBudgetError, match="remaining 0"), made._deals.open("card", 0, 0):

@@ -219,7 +219,9 @@ def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_forgotten(
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(("why", "found"), [("mounted", "mounted alone"), ("folder", "may not write")])
+@pytest.mark.parametrize(
+    ("why", "found"), [("mounted", "mounted alone"), ("folder", "may not write"), ("sticky", "of another owner")]
+)
 def test_a_budget_is_not_opened_with_an_anchor_that_its_next_line_could_not_replace(
     path: Path, why: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,8 +230,13 @@ def test_a_budget_is_not_opened_with_an_anchor_that_its_next_line_could_not_repl
     PrivacyBudgetCallbackHandler.create(ledger, epsilon=1.0, delta=1e-6, anchor=path).close()
     if why == "mounted":
         monkeypatch.setattr(beside_ledgers, "is_mounted_alone", lambda where: Path(where) == path)
+    elif why == "sticky":
+        path.parent.chmod(0o1777)
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     else:
-        monkeypatch.setattr(os, "access", lambda where, _: Path(where) != path.parent)  # root may write everywhere
+        monkeypatch.setattr(
+            os, "access", lambda where, *_, **__: Path(where) != path.parent
+        )  # root may write everywhere
     with pytest.raises(LedgerUnavailableError, match=f"anchor .*{found}"):
         PrivacyBudgetCallbackHandler.open(ledger, anchor=path)
     assert main(["ledger", "verify", str(ledger), "--anchor", str(path)]) == 0  # it only reads
