@@ -65,6 +65,7 @@ from langchain_dpicl.reports.verify import (
     problems_in,
     prompt_problems,
     released_count_problems,
+    released_demonstration_problems,
     released_document_problems,
     released_first_word_problems,
     released_word_problems,
@@ -203,6 +204,7 @@ def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjac
 
 
 _RELEASED = (
+    ("examples", {"examples", "report"}, released_demonstration_problems),
     ("entries", {"entries", "report"}, pool_problems),
     ("counts", {"counts", "report"}, released_count_problems),
     ("documents", {"documents"}, released_document_problems),

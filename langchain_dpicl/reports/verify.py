@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -443,6 +444,37 @@ def _unpaid(counts: Mapping[str, int], component: Component) -> Iterator[str]:
         yield f"entries: {released} are labelled or rejected, its tickets allow {queries}"
     if answers is not None and labelled > check_int("max_answers", answers, low=1):
         yield f"entries: {labelled} are labelled, its tickets allow {answers}"
+
+
+def released_demonstration_problems(holder: Mapping[str, Any], component: Component | None) -> Iterator[str]:
+    """Compares released demonstrations with the component that their report charges.
+
+    Formal guarantees:
+      - No problem means: the component's tickets pay for as many demonstrations of each of its labels, on a stream in
+        each run; and what the file's plan shows of the component's plan is the same. Of a baseline nothing is paid for.
+      - What the file's plan shows beside that (the model, the wording: another process may write on with others), and
+        that the texts are those that were released, is their sender's word; some may have been taken out.
+    """
+    report, examples = holder["report"], holder["examples"]
+    if component is None and {"budget", "report_format"}.isdisjoint(report):
+        return
+    if component is None or component.public.get("method") not in {"generation", "evolution"}:
+        yield f"examples: {len(examples)} were released, which no component of the report pays for"
+        return
+    shown, told = component.parameters, holder["plan"]
+    plan = shown_plan(shown)
+    own = {name: shown[name] for name in plan.to_dict()}
+    if canonical_json({name: told.get(name, value) for name, value in own.items()}) != canonical_json(own):
+        yield f"plan: expected what {component.name!r} shows, found another"
+    key = {item["dataset_id"]: item["label_key"] for item in report["budget"]["datasets"]}[component.partition]
+    counts = Counter(None if None in plan.sizes else example.get(key) for example in examples)
+    if not set(counts) <= set(plan.sizes):
+        yield f"examples: expected the labels {list(plan.sizes)}, found others"
+    most = plan.shots_per_label // shown.get("stream", {"runs_per_window": 1})["runs_per_window"]
+    for label, number in counts.items():
+        if number > most:
+            of_label = "" if label is None else f" of label {label!r}"
+            yield f"examples: {number}{of_label} were released, its tickets allow {most}"
 
 
 PROMPT_FORMAT = "langchain-dpicl/soft-prompt"

@@ -30,6 +30,7 @@ from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report
 from tests.evolution_doubles import RECORDS, SEARCH, Muse, Topical, budget_of, charged, evolution
 from tests.example_files import example
+from tests.sealed_files import assert_found
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -177,6 +178,8 @@ def test_the_report_verifies_and_the_result_survives_its_file() -> None:
     made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9), noise=Noise(multiplier=2.0))
     released = made.run(progress=False)
     assert verify_report(released).ok
+    more = ReleasedDemonstrations(released.examples * 2, released.report, released.plan)
+    assert_found(more.verify(), "of label 'bank' were released, its tickets allow")
     assert ReleasedDemonstrations.from_json(released.to_json()) == released
     assert released.plan["mechanism"] == "private_evolution"
     assert released.plan["embeddings"] == "Topical"

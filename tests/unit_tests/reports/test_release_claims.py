@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from langchain_dpicl.released.labelled_pool import PoolEntry
 from langchain_dpicl.released.soft_prompt import OURS
 from langchain_dpicl.reports.claims import check_claims, content_digest, json_digest, report_digest
 from tests.gradient_doubles import LogisticEngine
-from tests.sealed_files import paid, report_by_hand, resealed, sealed
+from tests.sealed_files import assert_found, edited, paid, report_by_hand, resealed, sealed
 
 State = dict[str, Any]
 
@@ -223,11 +224,13 @@ def test_a_component_of_a_joint_plan_claims_what_the_plan_costs() -> None:
         check_claims({**claims, "epsilon": 0.5})
 
 
-def _run(budget: Budget, private: PrivateExamples, noise: LogitNoise | None = None) -> DemonstrationSynthesizer:
+def _run(
+    budget: Budget, private: PrivateExamples, noise: LogitNoise | None = None, **changes: Any
+) -> DemonstrationSynthesizer:
     """A run of 0.5 under the name "now" that was not begun yet."""
     given: dict[str, Any] = {"llm": FakeBackend(scripted({" my": 0.7, " card": 0.3}), vocabulary=[" my", " card"])}
     given |= {"epsilon": 0.5, "component": "now", "max_tokens": 3, "shots_per_label": 2, "noise": noise}
-    return DemonstrationSynthesizer.from_private_examples(private, budget=budget, **given)
+    return DemonstrationSynthesizer.from_private_examples(private, budget=budget, **given | changes)
 
 
 def _texts() -> PrivateExamples:
@@ -405,3 +408,65 @@ def test_a_release_that_no_file_can_hold_is_refused_with_what_to_give(number: An
         ConfigurationError, match=r"found LabelledPool that holds other than JSON values.*budget\.report"
     ):
         verify_report(made)
+
+
+@cache
+def _written() -> State:
+    """The file of a run that stopped early: one demonstration of "card", none of the two of "cash"."""
+    said = [{"text": "my card is gone", "queue": queue} for queue in ("card", "cash") for _ in range(200)]
+    private = PrivateExamples(said, public_size=400, label_key="queue", labels=["card", "cash"])
+    run = _run(Budget(epsilon=4.0, delta=1e-6), private)
+    with closing(run.stream()) as stream:
+        next(stream)
+    return json.loads(run.result.to_json())  # type: ignore[no-any-return]
+
+
+def _more(number: int, queue: str) -> Callable[[State], object]:
+    return lambda state: state["examples"].extend([{"text": "my card", "queue": queue}] * number)
+
+
+UNPAID: dict[str, tuple[Callable[[State], object], str]] = {
+    "more of a label": (_more(2, "card"), "3 of label 'card' were released, its tickets allow 2"),
+    "another label": (_more(1, "fraud"), "expected the labels ['card', 'cash'], found others"),
+    "no label": (lambda state: state["examples"][0].pop("queue"), "expected the labels ['card', 'cash'], found others"),
+    "another plan": (lambda state: state.update(plan={"mechanism": "lies"}), "plan: expected what 'now' shows"),
+    "another size": (lambda state: state["plan"]["labels"][0].update(public_size=9), "plan: expected what 'now' shows"),
+    "no plan": (lambda state: state.pop("plan"), "'plan' is missing"),
+}
+
+
+@pytest.mark.parametrize("name", UNPAID)
+def test_demonstrations_that_no_tickets_pay_for_do_not_verify(name: str) -> None:
+    edit, said = UNPAID[name]
+    assert verify_report(_written()).problems == ()
+    assert verify_report(edited(_written(), _more(1, "card"))).ok
+    assert_found(verify_report(edited(_written(), edit)), said)
+
+
+def test_demonstrations_of_no_label_are_as_many_as_their_tickets() -> None:
+    out = _run(Budget(epsilon=4.0, delta=1e-6), _texts()).run(progress=False)
+    assert out.verify().ok
+    more = ReleasedDemonstrations((*out.examples, {"text": "my card"}), out.report, out.plan)
+    assert_found(more.verify(), "3 were released, its tickets allow 2")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [paid, lambda: _counted().report, lambda: Budget(epsilon=1, delta=1e-6).report().to_dict()],
+    ids=["no plan", "counts", "a ledger's report"],
+)
+def test_demonstrations_that_a_component_of_no_texts_pays_for_do_not_verify(made: Callable[[], State]) -> None:
+    state = sealed({"examples": [{"text": "my card"}], "report": made(), "plan": {}})
+    assert_found(verify_report(state), "examples: 1 were released, which no component of the report pays for")
+
+
+def test_demonstrations_of_another_model_under_the_sealed_plan_verify() -> None:
+    """What a run shows beside its plan is its own: another process may write what is left with other words."""
+    budget, private = Budget(epsilon=4.0, delta=1e-6), _texts()
+    with closing(_run(budget, private).stream()) as stream:
+        next(stream)
+    run = _run(Budget.open(budget._store), private, instruction="Write a message.")
+    with pytest.raises(PrivacyBudgetExceededError):
+        run.run()
+    assert run.result.plan["instruction"] == "Write a message."
+    assert run.result.verify().problems == ()

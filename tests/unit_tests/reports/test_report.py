@@ -536,12 +536,9 @@ class Released:
 def test_a_release_is_held_against_its_own_share(report: PrivacyReport, generated: PrivacyReport) -> None:
     for made in (report, generated):
         data = release(made)
-        texts = [
-            json.dumps(data),
-            json.dumps(data).encode(),
-            json.dumps(sealed({"examples": [], "report": data, "plan": {}})),
-        ]
-        forms: list[Any] = [data, Released(data), *texts]
+        forms: list[Any] = [data, Released(data), json.dumps(data), json.dumps(data).encode()]
+        if made is generated:  # the other component has no plan of texts
+            forms.append(json.dumps(sealed({"examples": [], "report": data, "plan": {}})))
         for form in forms:
             verified = verify_report(form)
             assert verified.problems == ()

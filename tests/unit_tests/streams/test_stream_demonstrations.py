@@ -35,6 +35,7 @@ from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateStream
 from tests.faults.children import Child
+from tests.sealed_files import assert_found
 from tests.stream_times import DAY, START
 
 ENGINE = FakeBackend(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
@@ -224,6 +225,8 @@ def test_prompts_are_made_anew_and_old_ones_stay(clock: list[float], tmp_path: A
     assert kept.examples == tuple(first.examples)
     assert verify_report(json.loads((tmp_path / "first.json").read_text())).ok
     assert second.epsilon == 1.0
+    both = ReleasedDemonstrations((*kept.examples, *second.released.examples), kept.report, kept.plan)
+    assert_found(both.verify(), "2 of label 'card' were released, its tickets allow 1")
 
 
 @pytest.mark.parametrize(
