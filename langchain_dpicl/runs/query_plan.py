@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from langchain_dpicl.backends.base import RowHint
-from langchain_dpicl.options import NoiseName, Rows
+from langchain_dpicl.options import NoiseName, Rows, option_of
 from langchain_dpicl.planning.expected_utility import (
     ROUGH_DRAWS,
     RowDesign,
@@ -290,11 +290,12 @@ def design_of_queries(rows: Rows | None, public_size: int, *, usual: RowDesign |
 
     Where only records of a slot are asked for, there are as many slots as `usual` has.
     """
-    is_open = rows is not None and rows.slots is rows.units is None and rows.shots > 1 and rows.sampling != "partition"
-    if rows is not None and is_open and usual is not None and usual.rows == "slots":
+    rows = option_of("rows", rows, Rows)
+    is_open = rows.slots is rows.units is None and rows.shots > 1 and rows.sampling != "partition"
+    if is_open and usual is not None and usual.rows == "slots":
         rows = rows.replace(slots=usual.num_slots)
     design = RowDesign.of(rows, smallest_size=public_size)
-    if rows is not None and rows.redraw_every is not None:
+    if rows.redraw_every is not None:
         raise fail("Rows.redraw_every", "None: every query draws its own sample", rows.redraw_every)
     return design
 

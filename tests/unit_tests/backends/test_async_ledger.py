@@ -129,8 +129,10 @@ def test_a_run_never_asks_a_durable_ledger_on_the_event_loop(make: Callable[[InM
 
 @every_guest
 def test_in_memory_no_thread_is_asked(make: Callable[[InMemoryStore], Guest], monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_threads() -> Any:
-        raise AssertionError("a thread was asked")
+    pools = sync_async._pool
+
+    def no_threads(name: str) -> Any:  # a model of this process has threads of its own
+        return pools(name) if name == sync_async._ENGINE else pytest.fail("a thread was asked")
 
     monkeypatch.setattr(sync_async, "_pool", no_threads)
     store = InMemoryStore()
