@@ -1098,6 +1098,12 @@ _END_LATE_TURNS = """
 DELETE FROM {turns} WHERE ctid IN (
     SELECT ctid FROM {turns} WHERE until <= clock_timestamp() FOR UPDATE SKIP LOCKED)
 """
+# Needs the rights that `remember` needs, and changes nothing.
+_MAY_REMEMBER = """
+WITH added AS (INSERT INTO {answers} (scope, tenant, query, told, digest) SELECT '', '', '', '', '' WHERE false),
+dropped AS (DELETE FROM {answers} WHERE false)
+UPDATE {answers} SET told = told, digest = digest WHERE false
+"""
 
 
 class PostgresMemo(_OnPostgres, KeptMemo):
@@ -1213,8 +1219,12 @@ DELETE FROM {answers} AS old USING (
         return f"{self._link.place}, memo in schema {self._schema}"
 
     def claim(self, key: MemoKey, holder: str) -> bool:
-        """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
-        return self._written((_CLAIM, (*key, holder, self._turn, 2 * self._turn)), (_END_LATE_TURNS, ()))[0] == 1
+        """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`.
+
+        A role that may not write answers is refused here, before a ticket is taken.
+        """
+        claim = _CLAIM, (*key, holder, self._turn, 2 * self._turn)
+        return self._written(claim, (_END_LATE_TURNS, ()), (_MAY_REMEMBER, ()))[0] == 1
 
     def _row(self, key: MemoKey) -> tuple[object, object] | None:
         (rows,) = self._read([(self._query(_RECALL), key)])

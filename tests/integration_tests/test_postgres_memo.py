@@ -60,6 +60,20 @@ class TestPostgresMemo(SharedMemoContract):
             mine.leave(KEY, "one")
             assert mine.forget("acme") == 1
 
+    @pytest.mark.parametrize("missing", ["INSERT", "UPDATE", "DELETE"])
+    def test_a_role_that_may_not_write_answers_gets_no_turn(self, memo: PostgresMemo, missing: str) -> None:
+        role = self.server.fresh("role")
+        answers, turns = f"{self.schema}.dpicl_memo_1", f"{self.schema}.dpicl_memo_turns_1"
+        self.server.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {self.schema} TO {role}")
+        self.server.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {answers}, {turns} TO {role}")
+        self.server.execute(f"REVOKE {missing} ON {answers} FROM {role}")
+        with PostgresMemo.open(self.server.conninfo(user=role), schema=self.schema) as mine:
+            with pytest.raises(MemoError, match="Give this role its rights"):
+                mine.claim(KEY, "one")  # before a ticket is burnt
+            assert self.change(memo, "SELECT holder FROM {turns}") == []
+            self.server.execute(f"GRANT {missing} ON {answers} TO {role}")
+            assert mine.claim(KEY, "one")
+
     def test_processes_that_ask_at_once_get_one_turn(self, memo: PostgresMemo) -> None:
         def act(start: Any) -> bool:
             mine = self.reopen(memo)
