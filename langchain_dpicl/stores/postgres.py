@@ -24,7 +24,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     MemoError,
 )
-from langchain_dpicl.privacy._validate import check_int, check_name, check_positive
+from langchain_dpicl.privacy._validate import check_int, check_name, check_positive, fail
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction, hide_password
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
 from langchain_dpicl.stores.rows import (
@@ -633,6 +633,14 @@ class SchemaTables:
             connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])
 
 
+def _check_schema(schema: str) -> str:
+    """Returns the name of a schema that the driver and the server take: one reads a %, the other keeps pg_."""
+    name = check_name("schema", schema)
+    if "%" in name or name.startswith("pg_"):
+        raise fail("schema", "a name without % that does not begin with pg_", name)
+    return name
+
+
 def _make_schema(connection: Connection, name: str) -> None:
     # Asked for first: `IF NOT EXISTS` needs the right to make one even where it is there.
     if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [name]).fetchall():
@@ -717,7 +725,7 @@ class _PostgresTables(_OnPostgres):
     _ABSENT: ClassVar[str] = _SET_UP
 
     def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
-        self._tables = SchemaTables(check_name("schema", schema), absent=self._ABSENT)
+        self._tables = SchemaTables(_check_schema(schema), absent=self._ABSENT)
         self._link = PostgresConnection(secret, timeout=timeout, check=self._tables.check_version)
 
     def setup(self) -> None:
@@ -1158,7 +1166,7 @@ DELETE FROM {answers} AS old USING (
         timeout: float = 60.0,
     ) -> None:
         secret, conninfo = hide_password(conninfo), ""  # crash reporters show the variables of a frame that raises
-        self._schema = check_name("schema", schema)
+        self._schema = _check_schema(schema)
         self._size = check_int("size", size, low=1)
         self._turn = check_positive("turn_seconds", turn_seconds)
         self._names = {key: sql.Identifier(self._schema, name) for key, name in _MEMO_NAMES.items()}

@@ -245,6 +245,12 @@ class TestMaking:
         del store
         await_that(lambda: not postgres.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid))
 
+    @pytest.mark.parametrize("schema", ["100%", "%s", "pg_budget"])
+    @pytest.mark.parametrize("kind", [PostgresStore, PostgresAnchor])
+    def test_a_schema_that_no_statement_can_name_is_refused(self, kind: Any, schema: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"schema: expected a name without % that does not begin with pg_"):
+            kind("dbname=app", schema=schema)
+
     @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": float("nan")}, {"name": ""}, {"schema": "a\nb"}])
     def test_arguments_out_of_range_are_refused(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
