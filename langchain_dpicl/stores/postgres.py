@@ -225,6 +225,12 @@ class PostgresConnection:
         if checked:
             self._check(connection, self.place)
 
+    @property
+    def limits(self) -> tuple[str, str, str]:
+        """Milliseconds for a lock, for a statement, and between two statements of a transaction."""
+        wait = math.ceil(self.timeout * 1000)
+        return str(wait), str(wait + wait // 4), str(2 * wait)
+
     def attempt(self, wanted: str, action: Callable[[], T]) -> T:
         """Returns what `action` returns, with the driver's errors in our words.
 
@@ -299,7 +305,7 @@ class TransactionLock:
 
         Without `flush` its commit does not wait for the disk, nor for standbys.
         """
-        return self._first([(_WRITE, ()), (_SETTINGS, (*self._limits, not flush)), *queries])[2:]
+        return self._first([(_WRITE, ()), (_SETTINGS, (*self._link.limits, not flush)), *queries])[2:]
 
     def flush(self, query: Query) -> list[tuple[Any, ...]]:
         """Asks, and waits until the server's log, and its synchronous standbys, have everything that was seen.
@@ -307,7 +313,9 @@ class TransactionLock:
         A transaction of its own, which writes only to that log: what it sees was written there before its end, and one
         that wrote nothing would not be waited for.
         """
-        return self._first([(_WRITE, ()), (_SETTINGS, (*self._limits, False)), query, (_MARK, ()), (_COMMIT, ())])[2]
+        return self._first([(_WRITE, ()), (_SETTINGS, (*self._link.limits, False)), query, (_MARK, ()), (_COMMIT, ())])[
+            2
+        ]
 
     def snapshot_query(self, queries: Sequence[Query]) -> Answers:
         """Asks in a transaction of its own, whose statements see one and the same moment.
@@ -318,7 +326,7 @@ class TransactionLock:
           LedgerUnavailableError: the server cannot be reached, or does not answer in time.
           LedgerError: it cannot answer with these tables.
         """
-        return self._first([(_READ, ()), (_SETTINGS, (*self._limits, False)), *queries, (_COMMIT, ())])[2:-1]
+        return self._first([(_READ, ()), (_SETTINGS, (*self._link.limits, False)), *queries, (_COMMIT, ())])[2:-1]
 
     def _first(self, queries: Sequence[Query]) -> Answers:
         wanted = "the ledger within its time limits"
@@ -336,11 +344,6 @@ class TransactionLock:
                 raise fault
         self._hand.connection = self._link.connect()
         return self._link.attempt(wanted, lambda: self._ask(queries)[0])
-
-    @property
-    def _limits(self) -> tuple[str, str, str]:
-        wait = math.ceil(self._link.timeout * 1000)
-        return str(wait), str(wait + wait // 4), str(2 * wait)
 
     def _ask(self, queries: Sequence[Query]) -> tuple[Answers, list[int]]:
         """Sends statements in one go; returns the rows of each, and how many it read or wrote."""
@@ -609,20 +612,16 @@ class SchemaTables:
         raise LedgerError(f"{where}: expected tables of version {expected}, found {state}. {advice}")
 
     def migrate(self, connection: Connection, where: str) -> None:
-        """Brings the tables to this version, all or nothing; does nothing where they have it.
+        """Brings the tables to this version, in the transaction that is open; does nothing where they have it.
 
         Raises:
           LedgerError: they are of a newer version.
         """
-        with connection.transaction():
-            # Whatever the role's default: each statement has to see what stands once a lock is granted.
-            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
-            version = self.version(connection)
-            if version > len(MIGRATIONS):
-                self.check_version(connection, where)
-            if version < len(MIGRATIONS):
-                self._raise_to_this_version(connection, version)
+        version = self.version(connection)
+        if version > len(MIGRATIONS):
+            self.check_version(connection, where)
+        if version < len(MIGRATIONS):
+            self._raise_to_this_version(connection, version)
 
     def _raise_to_this_version(self, connection: Connection, version: int) -> None:
         _make_schema(connection, self.schema)
@@ -699,10 +698,24 @@ class _OnPostgres(Connected):
         raise NotImplementedError
 
     def _make(self, tables: Callable[[Connection], None]) -> None:
-        """Makes tables on a connection of its own, which does not ask for them first."""
+        """Makes tables, all or nothing, on a connection of its own, which does not ask for them first.
+
+        A step on long tables takes as long as it takes: `timeout` is for the connection and for each lock.
+        """
         connection = self._link.connect(checked=False)
+        connection.patience = math.inf
+        lock, _, idle = self._link.limits
+
+        def make() -> None:
+            with connection.transaction():
+                # Whatever the role's default: each statement has to see what stands once a lock is granted.
+                connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+                connection.execute(_SETTINGS, [lock, "0", idle, False])
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
+                tables(connection)
+
         try:
-            self._link.attempt("the right to make tables", lambda: tables(connection))
+            self._link.attempt("to make tables", make)
         finally:
             connection.close()
 
@@ -1214,9 +1227,8 @@ DELETE FROM {answers} AS old USING (
         """
 
         def tables(connection: Connection) -> None:
-            with connection.transaction():
-                _make_schema(connection, self._schema)
-                connection.execute(self._query(_MEMO_TABLES))
+            _make_schema(connection, self._schema)
+            connection.execute(self._query(_MEMO_TABLES))
 
         with memo_faults():
             self._make(tables)

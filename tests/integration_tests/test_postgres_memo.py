@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ class TestPostgresMemo(SharedMemoContract):
         memo.remember(KEY, TOLD)
         memo.setup()
         assert self.make_memo(Path()).recall(KEY) == TOLD
+
+    def test_many_may_set_up_at_once(self) -> None:
+        def make(_: int) -> None:
+            self.make_memo(Path()).close()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(make, range(8)))
 
     def test_opening_makes_nothing(self) -> None:
         with pytest.raises(MemoError, match="expected the tables of a memo"):

@@ -11,7 +11,7 @@ import pytest
 from langchain_dpicl.exceptions import LedgerUnavailableError
 from langchain_dpicl.stores import postgres
 from langchain_dpicl.stores import postgres as postgres_connection
-from langchain_dpicl.stores.postgres import Answers, Query, TransactionLock
+from langchain_dpicl.stores.postgres import Answers, PostgresConnection, Query, TransactionLock
 from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace
@@ -97,7 +97,7 @@ def a_commit_that_is_sent_again(patch: Patch) -> None:
 
 def no_time_limits(patch: Patch) -> None:
     """A held lock is waited for as long as it takes."""
-    patch.setattr(TransactionLock, "_limits", property(lambda _: ("0", "0", "0")))
+    patch.setattr(PostgresConnection, "limits", property(lambda _: ("0", "0", "0")))
     patch.setattr(postgres_connection, "_run_with_timeout", lambda gen, _: gen)
 
 

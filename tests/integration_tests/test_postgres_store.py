@@ -20,7 +20,7 @@ from langchain_dpicl.privacy.ledger.store import LedgerStore
 from langchain_dpicl.stores import new_store, open_store
 from langchain_dpicl.stores import postgres as postgres_connection
 from langchain_dpicl.stores import postgres as postgres_ledger
-from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresMemo, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
 from tests.postgres import PostgresServer, await_that, give_up, programs
@@ -317,7 +317,9 @@ class TestRoles:
 
     def test_who_may_make_no_tables_is_told(self, postgres: PostgresServer, schema: str) -> None:
         conninfo = self.role(postgres, schema)
-        with pytest.raises(LedgerUnavailableError, match="expected the right to make tables"):
+        with pytest.raises(
+            LedgerUnavailableError, match=r"expected to make tables, found Insuff.*Give this role its rights"
+        ):
             PostgresStore(conninfo, schema=postgres.fresh("schema")).setup()
 
     def test_defaults_of_a_role_change_nothing(self, postgres: PostgresServer, schema: str) -> None:
@@ -346,6 +348,25 @@ class TestRoles:
             }.items():
                 assert hand.connection.execute(f"SHOW {name}").fetchall() == [(expected,)], name
         assert list(PostgresStore(postgres.conninfo(), schema=schema).records()) == [line]
+
+    @pytest.mark.parametrize("setting", ["statement_timeout = '100ms'", "default_transaction_read_only = 'on'"])
+    @pytest.mark.parametrize("kind", [PostgresStore, PostgresAnchor, PostgresMemo])
+    def test_tables_are_made_whatever_a_role_defaults_to(
+        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, kind: Any, setting: str
+    ) -> None:
+        slow = "SELECT pg_sleep(0.3);"
+        monkeypatch.setattr(postgres_ledger, "MIGRATIONS", (*postgres_ledger.MIGRATIONS[:-1], slow))
+        monkeypatch.setattr(postgres_ledger, "_MEMO_TABLES", postgres_ledger._MEMO_TABLES + slow)
+        role, database = postgres.fresh("role"), postgres.new_database()
+        postgres.execute(f"CREATE ROLE {role} LOGIN; ALTER ROLE {role} SET {setting}")
+        postgres.execute(f"ALTER DATABASE {database} OWNER TO {role}")
+        kind(postgres.conninfo(database, user=role)).setup()
+
+    def test_a_step_may_take_longer_than_an_answer(
+        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_ledger, "MIGRATIONS", (*postgres_ledger.MIGRATIONS[:-1], "SELECT pg_sleep(3)"))
+        PostgresStore(postgres.conninfo(), schema=postgres.fresh("schema"), timeout=1.0).setup()
 
     def test_a_stricter_promise_of_standbys_stays(self, postgres: PostgresServer, schema: str) -> None:
         conninfo = self.role(postgres, schema, *self.NEEDED, synchronous_commit="remote_apply")
