@@ -170,6 +170,9 @@ class Executor(ABC):
     def _dismiss(self, handle: Any) -> None:
         """Ends a worker."""
 
+    def _check_session(self) -> None:  # noqa: B027  most clusters do not end before their executor
+        """Forgets workers, and what they have under way, where their cluster ended behind the executor's back."""
+
     @abstractmethod
     def _begin(self, handle: Any, work: Job) -> Any:
         """Has a worker begin an order; returns a handle of its answer."""
@@ -203,6 +206,7 @@ class Executor(ABC):
         if not self._turn.acquire(blocking=False):
             raise ConfigurationError("executor: expected one run at a time, found another. Make one executor for each.")
         try:
+            self._check_session()
             yield from _JobQueue(self, work, jobs)
         finally:
             self._turn.release()
@@ -218,6 +222,7 @@ class Executor(ABC):
 
     def close(self) -> None:
         """Ends all workers. A job under way is lost with the ticket that it burnt; what was released is kept."""
+        self._check_session()
         hands, self._hands, self._flights = self._hands, [], {}
         for hand in hands:
             self._dismiss(hand.handle)
@@ -262,9 +267,12 @@ class _JobQueue(Generic[JobKey]):
                 yield None
 
     def _check_open(self) -> None:
-        """Stops a run whose executor was closed meanwhile."""
+        """Stops a run whose executor, or the cluster of its workers, was ended meanwhile."""
+        self.executor._check_session()  # noqa: SLF001
         if self.executor._flights is not self._flights:  # noqa: SLF001
-            raise ModelCallError("the executor was closed while this run went on; run it again to continue")
+            raise ModelCallError(
+                "the executor was closed while this run went on, or its cluster ended; run it again to continue"
+            )
 
     def _check_start(self) -> None:
         """Stops a run without workers if none starts in time; a replacement gets as long to start."""
@@ -733,6 +741,7 @@ class RayExecutor(Executor):
         self._check_target()
         self._ray: ModuleType = _import_ray(starts_its_own=self._target() is None)
         self._own_node = ""
+        self._hired_in: tuple[str, str] | None = None
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -836,6 +845,7 @@ class RayExecutor(Executor):
 
     def _hire(self) -> Any:
         self._connect()
+        self._hired_in = self._session()
         is_one_host = self.is_one_host  # of the cluster that the worker is started in, however it was connected
         # Ray would start an actor again, or repeat what it was at: a second run on the first one's ticket.
         once = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
@@ -845,6 +855,17 @@ class RayExecutor(Executor):
     def _dismiss(self, handle: Any) -> None:
         if self._ray.is_initialized():
             self._ray.kill(handle, no_restart=True)
+
+    def _session(self) -> tuple[str, str] | None:
+        """Returns which connection Ray has: handles are of no use in another one, and Ray would start a cluster."""
+        if not self._ray.is_initialized():
+            return None
+        context = self._ray.get_runtime_context()
+        return context.get_node_id(), context.get_job_id()
+
+    def _check_session(self) -> None:
+        if self._hands and self._session() != self._hired_in:
+            self._hands, self._flights = [], {}
 
     def _begin(self, handle: Any, work: Job) -> Any:
         return handle.begin.remote(work)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.distributed import WORKERS, WORKPLACE, JobResult, RayExecutor, WorkerFactory, as_executor
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 WORD = "hunter-two"
 
@@ -38,19 +38,27 @@ class FakeRay(SimpleNamespace):
         self.node += 1
 
     def get_runtime_context(self) -> SimpleNamespace:
-        return SimpleNamespace(get_node_id=lambda: f"node {self.node}")
+        return SimpleNamespace(get_node_id=lambda: f"node {self.node}", get_job_id=lambda: "01000000")
 
     def shutdown(self) -> None:
         self.told.append(("shutdown", {}))
         self.up = False
 
     def kill(self, handle: Any, *, no_restart: bool) -> None:
+        assert handle is None or handle.node == self.node, "handles are not valid across sessions"
         self.told.append(("kill", {"handle": handle, "no_restart": no_restart}))
+
+    def wait(self, awaited: Any, **_: Any) -> Any:
+        return [], awaited  # nothing is ready yet
 
     def remote(self, kind: type[Any]) -> Any:
         def options(**how: Any) -> Any:
             self.told.append(("options", how))
-            return SimpleNamespace(remote=lambda *given, **named: self.told.append((kind.__name__, (*given, named))))
+            return SimpleNamespace(remote=start)
+
+        def start(*given: Any, **named: Any) -> SimpleNamespace:
+            self.told.append((kind.__name__, (*given, named)))
+            return SimpleNamespace(node=self.node, begin=SimpleNamespace(remote=lambda _: object()))
 
         return SimpleNamespace(options=options)
 
@@ -187,6 +195,36 @@ class TestAClusterOfOthers:
         assert made.is_one_host
         made._hire()
         assert ray.told[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
+
+
+class TestAClusterThatEnds:
+    WORK: Any = SimpleNamespace(key="order")
+
+    @pytest.mark.parametrize("is_connected_anew", [False, True])
+    def test_between_runs_leaves_no_workers_to_the_next(self, ray: FakeRay, is_connected_anew: bool) -> None:
+        made = RayExecutor("app:place", num_workers=1)
+        assert next(made.spread(self.WORK, ["job"])) is None
+        ray.shutdown()
+        if is_connected_anew:
+            ray.init(address="head:6379")
+        assert next(made.spread(self.WORK, ["job"])) is None
+        assert [name for name, _ in ray.told].count("Worker") == 2
+
+    def test_before_it_is_closed_has_nothing_to_end(self, ray: FakeRay) -> None:
+        made = RayExecutor("app:place", num_workers=1)
+        next(made.spread(self.WORK, ["job"]))
+        ray.shutdown()
+        ray.init(address="head:6379")
+        made.close()
+        assert ray.told[-1][0] == "init"
+
+    def test_in_a_run_ends_it(self, ray: FakeRay) -> None:
+        made = RayExecutor("app:place", num_workers=1)
+        run = made.spread(self.WORK, ["job"])
+        next(run)
+        ray.shutdown()
+        with pytest.raises(ModelCallError, match="run it again to continue"):
+            next(run)
 
 
 def test_a_worker_is_started_once_and_repeats_nothing(ray: FakeRay) -> None:
