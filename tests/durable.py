@@ -31,7 +31,7 @@ def no_room() -> Iterator[None]:
     start = threading.Thread.start
 
     def none(thread: threading.Thread) -> None:
-        if thread.name.startswith(("dpicl-", "asyncio")):
+        if thread.name.startswith(("dpicl-aside", "dpicl-building", "dpicl-engine", "asyncio")):
             raise RuntimeError("can't start new thread")
         start(thread)
 

@@ -166,8 +166,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 _POOLS: dict[tuple[int, str], ThreadPoolExecutor] = {}
-_ASIDE, _BUILDING, _ENGINE, _CALL = "dpicl-aside", "dpicl-building", "dpicl-engine", "dpicl-call"
-"""Threads of short work, of constructors, which may themselves wait for work of the others, and of models' calls."""
+_ASIDE, _BUILDING, _ENGINE = "dpicl-aside", "dpicl-building", "dpicl-engine"
+"""Threads of short work, of constructors, which may themselves wait for work of the others, and of local engines."""
 logger = logging.getLogger(__name__)
 
 
@@ -214,11 +214,6 @@ async def run_engine(action: Callable[[], T]) -> T:
         return result()
     finally:
         del result  # see `run_in_thread`
-
-
-async def run_call(action: Callable[[], T]) -> T:
-    """Runs a blocking call of a model elsewhere, as `run_engine` does; a cancelled task does not wait for its end."""
-    return await asyncio.wrap_future(_begin(action, needs_thread=False, pool=_CALL))
 
 
 class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body

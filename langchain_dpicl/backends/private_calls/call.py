@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage
@@ -43,7 +42,6 @@ from langchain_dpicl.backends.sync_async import (
     call_stop,
     check_silent,
     concurrency_limit,
-    run_call,
 )
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, UnsilencableModelError
 
@@ -181,7 +179,7 @@ class Reply:
     Attributes:
       answer: the answer, or None.
       fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
-        may better), "loop" (the async client has no event loop, or no thread) or "content" (the same call fails again).
+        may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
         Of a public call also "refused": the reply went beyond the limits on time, size and redirects. Inside `silent`
         also "unsilent": others would have seen the call, so it was not made or not finished.
       retry_after: seconds the provider asked to wait, if it did.
@@ -282,7 +280,7 @@ class Request:
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _FAILED = re.compile("[45][0-9]{2}")
-_LOST = re.compile(r"event loop|different loop|can't start new thread", re.IGNORECASE)
+_OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
 _BUSY_NAMES = (
     *("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer"),
     # Of httpx and requests, which some integrations do not wrap.
@@ -305,9 +303,8 @@ def classify_error(error: BaseException, *, explain: Literal["", "kind", "text"]
         names = [base.__name__ for base in type(error).__mro__]
         busy = status in _BUSY_STATUS or status >= 500 or isinstance(error, TimeoutError | ConnectionError)
         busy = busy or (status == 0 and any(mark in name for name in names for mark in _BUSY_NAMES))
-        # SDKs raise their own connection error from the event loop's complaint. Without an awaited client, LangChain
-        # calls the blocking one in a thread.
-        lost = any(isinstance(one, RuntimeError) and _LOST.search(str(one)) for one in _error_chain(error))
+        # SDKs raise their own connection error from the event loop's complaint.
+        lost = any(isinstance(one, RuntimeError) and _OTHER_LOOP.search(str(one)) for one in _error_chain(error))
         detail = names[0] + (f" (HTTP {status})" if status else "") if explain else ""
         detail += f": {_one_line(error)[:300]}" if explain == "text" else ""
         return ClassifiedError("loop" if lost else "busy" if busy else "content", _retry_after(error), detail)
@@ -499,12 +496,12 @@ class SilentModel:
             attempt += 1
 
     async def aask(self, request: Request, *, retry: RetryPolicy) -> Reply:
-        """Async twin of `ask`; a client that lost its event loop, or finds no thread, makes a blocking call."""
+        """Async twin of `ask`; a client that belongs to another event loop is replaced by the blocking one."""
         self._refuse_options(request)
-        attempt, is_lost = 1, False
+        loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
         while True:
             if is_lost:
-                reply = await run_call(partial(contextvars.Context().run, self._attempt, request, retry))
+                reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request, retry)
             else:
                 reply = await self._run_attempt(request, retry)
                 is_lost = reply.fault == "loop"

@@ -248,9 +248,7 @@ _TROUBLES = (
 )
 _NO_CREDIT = _FailureAdvice(r"", "answered, but the account has no credit left", "check its plan and billing")
 _LOOP = _FailureAdvice(
-    r"",
-    "could not be reached",
-    "its client belongs to another event loop, or found no thread: build the model in this loop, or allow more threads",
+    r"", "could not be reached", "its client belongs to another event loop: build the model in this one"
 )
 _REFUSED = (
     "Private prompts go to the configured address only, and time and size of replies are limited: correct base_url=, "

@@ -30,7 +30,6 @@ from langchain_core.runnables.config import ensure_config
 from langsmith import traceable
 from pydantic import Field
 
-from langchain_dpicl.backends import sync_async
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.private_calls import call as silent
 from langchain_dpicl.backends.private_calls.call import (
@@ -47,7 +46,6 @@ from langchain_dpicl.backends.private_calls.call import (
 )
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
 from tests.canary import CHANNELS, RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
-from tests.durable import no_room
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word, fixed
 from tests.unit_tests.backends.canned_provider import Provider, provider
 
@@ -407,22 +405,6 @@ class TestWaiting:
         policy = RetryPolicy(max_attempts=3, first_wait=0.0, max_wait=0.0)  # as many as blocking calls take
         assert (await silence(model).aask(request(), retry=policy)).answer is not None
         assert model.seen == [{"awaited": True}, {}, {}, {}]
-
-    @pytest.mark.parametrize("has_awaited_door", [False, True])
-    async def test_a_blocking_client_is_asked_also_where_the_system_has_no_room_for_a_thread(
-        self, monkeypatch: pytest.MonkeyPatch, has_awaited_door: bool
-    ) -> None:
-        class Blocking(ScriptedChat):
-            async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
-                if has_awaited_door:
-                    raise RuntimeError("Event loop is closed")
-                return await BaseChatModel._agenerate(self, *args, **kwargs)
-
-        monkeypatch.setattr(sync_async, "_POOLS", {})
-        asked = silence(Blocking(answer=fixed({"a": 1.0})))
-        with no_room():
-            replies = await asyncio.gather(*(asked.aask(request(), retry=QUICK) for _ in range(3)))
-        assert [reply.fault for reply in replies] == [None] * 3
 
     async def test_the_loop_s_complaint_is_found_under_the_connection_error_of_an_sdk(self) -> None:
         class Lost(ScriptedChat):
