@@ -845,7 +845,8 @@ class RayExecutor(Executor):
 
     def _hire(self) -> Any:
         self._connect()
-        self._hired_in = self._session()
+        if not self._hands:
+            self._hired_in = self._session()
         is_one_host = self.is_one_host  # of the cluster that the worker is started in, however it was connected
         # Ray would start an actor again, or repeat what it was at: a second run on the first one's ticket.
         once = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}

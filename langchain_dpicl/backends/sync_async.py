@@ -349,7 +349,10 @@ def _begin(action: Callable[[], T], *, needs_thread: bool, pool: str = _ASIDE) -
     work = [(future, action)]  # the thread that does it takes it out; a pool without a thread keeps the list
     left = None
     try:
-        _pool(pool).submit(_do, work)
+        if threading.current_thread().name.startswith(f"{_ENGINE}_") and pool == _ENGINE:
+            _do(work)  # a model that asks another one: all threads could wait for one more
+        else:
+            _pool(pool).submit(_do, work)
     except RuntimeError:  # no room, or the interpreter is going down
         _POOLS.pop((os.getpid(), pool), None)  # it counts a thread that never began as idle; a new pool counts right
         left = _taken(work)

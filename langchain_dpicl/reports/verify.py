@@ -466,7 +466,10 @@ def released_demonstration_problems(holder: Mapping[str, Any], component: Compon
     own = {name: shown[name] for name in plan.to_dict()}
     if canonical_json({name: told.get(name, value) for name, value in own.items()}) != canonical_json(own):
         yield f"plan: expected what {component.name!r} shows, found another"
-    key = {item["dataset_id"]: item["label_key"] for item in report["budget"]["datasets"]}[component.partition]
+    declared = {item["dataset_id"]: item for item in report["budget"]["datasets"]}[component.partition]
+    key, fields = declared["label_key"], {declared["text_key"], declared["label_key"]} - {None}
+    if not all(set(one) <= fields and all(isinstance(text, str) for text in one.values()) for one in examples):
+        yield f"examples: expected texts under {sorted(fields)} alone, found others"
     counts = Counter(None if None in plan.sizes else example.get(key) for example in examples)
     if not set(counts) <= set(plan.sizes):
         yield f"examples: expected the labels {list(plan.sizes)}, found others"

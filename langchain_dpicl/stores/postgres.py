@@ -713,6 +713,7 @@ class _OnPostgres(Connected):
                 connection.execute(_SETTINGS, [lock, "0", idle, False])
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
                 tables(connection)
+                connection.patience = 2 * self._link.timeout  # the end may wait for a standby that is away
 
         try:
             self._link.attempt("to make tables", make)

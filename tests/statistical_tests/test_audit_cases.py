@@ -212,6 +212,13 @@ def test_every_part_of_a_plan_is_sound(plan: str, part: str) -> None:
     assert PARTS[part](PLANS[plan]).verdict == ("skipped" if is_none else "sound")
 
 
+@pytest.mark.parametrize("rate", [0.002, 2e-4, 1e-5])
+@pytest.mark.parametrize("kind", [PoissonUnits, lambda rate: PoissonSlots(rate, 1, 1)], ids=["units", "slots"])
+def test_a_small_rate_is_looked_at_long_enough(kind: Callable[[float], Any], rate: float) -> None:
+    plan = ReleasePlan(kind(rate), VoteSum(), GumbelMechanism(0.4), "add_remove")
+    assert component_checks.check_sampler_rate(plan).verdict == "sound"
+
+
 def thrice_the_rate(patch: pytest.MonkeyPatch) -> None:
     for kind in (PoissonSlots, PoissonUnits):
         real = kind.draw
@@ -225,11 +232,12 @@ def thrice_the_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 def few_of_many(patch: pytest.MonkeyPatch) -> None:
-    """As many units as there should be, all of them among the first 256: a random number of eight bits."""
+    """As many units as there should be, all of them of one half: the middle bit of their places is set."""
 
     def poisson(count: int, rate: float, rng: Any) -> Any:
-        known = min(count, 256)
-        return rng.choice_without_replacement(known, min(rng.binomial(count, rate), known)).tolist()
+        known = [unit for unit in range(count) if unit & 2]
+        chosen = rng.choice_without_replacement(len(known), min(rng.binomial(count, rate), len(known)))
+        return [known[place] for place in chosen]
 
     patch.setattr(mechanisms, "poisson", poisson)
 

@@ -447,3 +447,11 @@ async def test_clean_up_that_fails_where_nobody_waits_is_told_to_the_log_without
         await until(lambda: bool(caplog.records))
     assert "ValueError" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_engines_that_ask_engines_do_not_wait_for_each_other() -> None:
+    """As a wrapper that runs a loop of its own: every thread of the pool could wait for one more."""
+    await run_engine(lambda: None)
+    most = room._pool(room._ENGINE)._max_workers
+    asked = [run_engine(lambda: asyncio.run(run_engine(lambda: "inner"))) for _ in range(2 * most)]
+    assert await asyncio.wait_for(asyncio.gather(*asked), 60) == ["inner"] * (2 * most)

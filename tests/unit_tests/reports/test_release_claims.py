@@ -429,6 +429,11 @@ UNPAID: dict[str, tuple[Callable[[State], object], str]] = {
     "more of a label": (_more(2, "card"), "3 of label 'card' were released, its tickets allow 2"),
     "another label": (_more(1, "fraud"), "expected the labels ['card', 'cash'], found others"),
     "no label": (lambda state: state["examples"][0].pop("queue"), "expected the labels ['card', 'cash'], found others"),
+    "another field": (
+        lambda state: state["examples"][0].update(more="texts"),
+        "expected texts under ['queue', 'text']",
+    ),
+    "a list of texts": (lambda state: state["examples"][0].update(text=["a"] * 9), "texts under ['queue', 'text']"),
     "another plan": (lambda state: state.update(plan={"mechanism": "lies"}), "plan: expected what 'now' shows"),
     "another size": (lambda state: state["plan"]["labels"][0].update(public_size=9), "plan: expected what 'now' shows"),
     "no plan": (lambda state: state.pop("plan"), "'plan' is missing"),
