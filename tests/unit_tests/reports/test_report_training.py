@@ -252,7 +252,8 @@ def test_any_release_that_names_its_ledger_names_the_one_that_paid(form: State) 
     def verified(report: State) -> VerifiedReport:
         return verify_report(sealed({**form, "plan": {}, "report": report}) if form else report)
 
-    assert verified(paid).problems == ()
+    of_no_texts = ("examples: 0 were released, which no component of the report pays for",)
+    assert verified(paid).problems == (of_no_texts if "examples" in form else ())
     assert_found(verified({**paid, "ledger_id": "another"}), "ledger_id: expected")
     assert_found(verified({name: value for name, value in paid.items() if name != "ledger_id"}), "ledger_id: expected")
 
