@@ -479,7 +479,7 @@ _BINDINGS = "SELECT dataset, ledger FROM bindings"
 
 
 class OpenFiles:
-    """The files that one connection of this process has open, for as long as this object lives."""
+    """The files that one connection of this process has open, until `close_connection`."""
 
     def __init__(self, path: Path, place: FileIdentity) -> None:
         self.path = path
@@ -574,6 +574,7 @@ def close_connection(connection: sqlite3.Connection, files: OpenFiles | None) ->
     finally:
         with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
             connection.close()
+        _OPEN_FILES.pop(id(files), None)  # an error's traceback may hold the object after the system reuses the numbers
 
 
 def _move_removed_log(connection: sqlite3.Connection, files: OpenFiles) -> None:

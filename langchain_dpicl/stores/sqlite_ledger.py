@@ -355,9 +355,9 @@ class SQLiteConnection:
         connection = open_connection(self.path, timeout=self.timeout)
         try:
             self._check(connection)
-            self.held = OpenFiles(self.path, self.place)
             with errors_of(self.path):
                 connection.execute("PRAGMA synchronous = NORMAL")  # `sync` waits for the disk, without SQLite's lock
+            self.held = OpenFiles(self.path, self.place)
         except BaseException:
             connection.close()
             raise

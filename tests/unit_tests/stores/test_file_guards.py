@@ -124,6 +124,21 @@ def test_files_of_ledgers_that_are_closed_are_files_like_others(path: Path) -> N
         assert "open here" not in str(caught.value)
 
 
+def test_an_error_that_is_kept_holds_no_file_of_a_closed_ledger(path: Path) -> None:
+    """Systems give the numbers of removed files to new ones; a traceback holds the frames, and what is in them."""
+    store = made(path, lines=1)
+    kept, anchor = store._link.held, path.with_name("anchor.json")
+    os.link(f"{path}-shm", anchor)  # a number that the ledger had, under another name
+    with pytest.raises(LedgerError, match="expected a file of its own"):
+        FileAnchor(anchor)
+    store.close()
+    sound = path.with_name("sound.json")
+    FileAnchor.new(sound)
+    anchor.write_bytes(sound.read_bytes())
+    FileAnchor(anchor)
+    assert kept is not None
+
+
 def test_a_ledger_is_not_its_own_anchor(path: Path) -> None:
     link = path.with_name("link.json")
     link.symlink_to(path)
