@@ -152,6 +152,7 @@ class LedgerState:
         # Modules that operators named in any process that reserved tickets; see `allow_wrappers`.
         self.allowed_wrappers: frozenset[str] = frozenset()
         self._sealed: list[SealedShare] = []
+        self._spent = Fraction(0), Fraction(0)  # the sum of their epsilons and deltas: summed anew, it would be quadratic
         self._components: dict[str, Component] = {}
         self._slots: dict[tuple[str, str, str | None], _SlotTotals] = {}  # by component and slot
         self._open: dict[int, _UnsettledReservation] = {}
@@ -257,10 +258,7 @@ class LedgerState:
 
         Of a stream: the largest of the windows that touch the blocks of `extent`; None: of all windows.
         """
-        return (
-            sum((exact(share.terms.epsilon) for share in self._sealed), Fraction(0)),
-            sum((exact(share.terms.delta) for share in self._sealed), Fraction(0)),
-        )
+        return self._spent
 
     def is_apart(self, terms: ShareTerms, extent: Extent | None) -> bool:  # noqa: ARG002  an override does
         """Whether no promise covers both a share and what reads the blocks of `extent`: never, where it is for life."""
@@ -431,10 +429,16 @@ class LedgerState:
         totals: Iterable[_SlotTotals],  # noqa: ARG002
     ) -> Undo:
         """Refuses a share that does not fit, or promises something else; returns what takes its charge back."""
-        epsilon, delta = (spent + more for spent, more in zip(self.promised(), price, strict=True))
+        before = self._spent
+        epsilon, delta = (spent + more for spent, more in zip(before, price, strict=True))
         _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
         _require(all(c.extent is None for c in terms.components), "no extent where the promise is for life")
-        return lambda: None
+        self._spent = epsilon, delta
+
+        def undo() -> None:
+            self._spent = before
+
+        return undo
 
     def _reserve(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         name, count, amount = body["component"], body["count"], body["amount"]

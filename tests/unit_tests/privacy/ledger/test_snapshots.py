@@ -235,3 +235,21 @@ def test_only_verifying_finds_a_changed_line_before_the_last_snapshot(tmp_path: 
         assert opened.remaining_epsilon == left
         with pytest.raises(LedgerError, match=f"line {first} does not follow"):
             opened.verify()
+
+
+def test_a_ledger_of_many_shares_is_read_without_summing_them_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    summed, numbers = 0, states.exact
+
+    def exact(value: float) -> Any:
+        nonlocal summed
+        summed += 1
+        return numbers(value)
+
+    store = SnapshotStore()
+    ledger = Budget(epsilon=100.0, delta=1e-6, store=store)
+    for number in range(50):
+        ledger.declare(f"c{number}", tickets=tickets(count=1), epsilon=1.0).reserve("t")
+    monkeypatch.setattr(states, "exact", exact)
+    state = replayed(store)
+    assert state.promised()[0] == 50
+    assert summed <= 5 * 50

@@ -183,7 +183,8 @@ def test_every_line_can_be_taken_back(kind: str) -> None:
         slot = ("t", None)
         left = state.left("c", slot) if "c" in state.shares else None
         counts = (left, state.used_by("acme", "c"), state.used_by("", "c"), state.unsettled("c", slot))
-        return (*counts, state.seq, state.head, list(state.shares), list(state.bindings), [*state.open_reservations()])
+        names = list(state.shares), list(state.bindings)
+        return (*counts, state.promised(), state.seq, state.head, *names, [*state.open_reservations()])
 
     seen = 0
     for line in [next_record(0, state.head, "bind", {"dataset_id": "d"})] if kind == "bind" else store.records():
