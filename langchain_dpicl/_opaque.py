@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
 from langchain_dpicl._lazy import provided
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivacyBudgetError, PrivateAccessError
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
 
 C = TypeVar("C", bound=type)
 T = TypeVar("T")
@@ -23,7 +23,6 @@ class Uncopyable:
     """Cannot be copied or pickled: a copy of a budget, share or reservation would spend twice."""
 
     __slots__ = ()
-    _pickle_error: ClassVar[type[DPICLError]] = PrivacyBudgetError
     _pickle_advice: ClassVar[str] = "a copy would spend the budget again. Share a durable store"
 
     def __copy__(self) -> Any:
@@ -33,14 +32,15 @@ class Uncopyable:
         return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise self._pickle_error(f"{type(self).__name__} cannot be pickled: {self._pickle_advice}.")
+        # A TypeError, as Python's own of what cannot be pickled: at any other Ray ends the worker, and runs the task
+        # again with other tickets.
+        raise PrivateAccessError(f"{type(self).__name__} cannot be pickled: {self._pickle_advice}.")
 
 
 class Opaque(Uncopyable):
     """Holds private content and shows only its class."""
 
     __slots__ = ()
-    _pickle_error = PrivateAccessError
     _pickle_advice = "it holds private content. Build it again where it is needed"
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ DPICLError
 |   +-- CapabilityError                  the model cannot do what the mechanism needs
 |   +-- UnsilencableModelError           the model cannot be called without telling LangChain's observers
 +-- RecordError (ValueError)             a record is malformed; raised only where records are given
-+-- PrivateAccessError (TypeError)       somebody asked an opaque holder for its content
++-- PrivateAccessError (TypeError)       an opaque holder was asked for its content, or to be pickled
 +-- AccountingError
 |   +-- UnknownEventError                no theorem here prices this event: refused
 |   +-- SensitivityError                 a sum carries no bound of the norm the mechanism needs
@@ -37,6 +37,10 @@ from typing import Any
 
 class DPICLError(Exception):
     """Base of every error this package raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Goes to other processes without the `run` that it may carry, which stays in its own."""
+        return type(self), self.args, {name: value for name, value in self.__dict__.items() if name != "run"}
 
 
 class ConfigurationError(DPICLError, ValueError):
@@ -72,7 +76,7 @@ class RecordError(DPICLError, ValueError):
 
 
 class PrivateAccessError(DPICLError, TypeError):
-    """Private content was asked for on a path that carries no privacy charge."""
+    """Private content was asked for on a path without a privacy charge, or a copy of what would spend twice."""
 
 
 class AccountingError(DPICLError):
@@ -100,10 +104,10 @@ class RunInterruptedError(ModelCallError):
 
     Attributes:
       run: call its `run()` (or `arun()`) again to continue with tickets not yet burnt; its `result` is what was
-        released.
+        released. None in another process than the run's.
     """
 
-    def __init__(self, message: str, *, run: Any) -> None:
+    def __init__(self, message: str, *, run: Any = None) -> None:
         super().__init__(message)
         self.run = run
 
@@ -143,8 +147,9 @@ class PrivacyBudgetExceededError(PrivacyBudgetError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Goes to other processes whole: what names are required would otherwise be missing there."""
+        _, args, state = super().__reduce__()
         made = partial(type(self), requested=self.requested, remaining=self.remaining, held=self.held)
-        return made, (str(self.args[0]) if self.args else "",), self.__dict__
+        return made, (str(args[0]) if args else "",), state
 
 
 class TenantCapExceededError(PrivacyBudgetExceededError):

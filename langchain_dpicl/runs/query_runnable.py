@@ -57,6 +57,7 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
+    PrivateAccessError,
     TenantCapExceededError,
 )
 from langchain_dpicl.options import Exhausted, QueryInput, Serving, option_of
@@ -900,7 +901,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         name = type(self).__name__
-        raise PrivacyBudgetError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")
+        raise PrivateAccessError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Copies the public options only: handles, engines and caches are shared by all copies."""

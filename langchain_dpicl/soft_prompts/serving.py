@@ -67,7 +67,6 @@ class SoftPromptBackend(Uncopyable):
 
     chat = False
 
-    _pickle_error = ConfigurationError
     _pickle_advice = _A_MODEL
 
     def __init__(
@@ -374,7 +373,6 @@ class SoftPromptClassifier(Uncopyable, PublicRunnable[Any, str]):
       ModelCallError: memory ran out.
     """
 
-    _pickle_error = ConfigurationError
     _pickle_advice = _A_MODEL
 
     def __init__(

@@ -22,7 +22,6 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerRollbackError,
     LedgerUnavailableError,
-    MemoError,
 )
 from langchain_dpicl.privacy._validate import check_int, check_name, check_positive, fail
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction, hide_password
@@ -1157,7 +1156,6 @@ class PostgresMemo(_OnPostgres, KeptMemo):
       PostgresMemo(PostgreSQL database app at db.example, memo in schema dpicl)
     """
 
-    _pickle_error = MemoError
     _REMEMBER = """
 INSERT INTO {answers} AS kept (scope, tenant, query, told, digest) VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE kept.told = %s

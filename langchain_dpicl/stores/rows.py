@@ -9,10 +9,10 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from langchain_dpicl._opaque import Uncopyable
-from langchain_dpicl.exceptions import DPICLError, LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock, next_record
 
@@ -232,7 +232,6 @@ class RowTransaction:
 class Connected(Uncopyable):
     """What closes its connection at the end of a `with` block and stays in its process."""
 
-    _pickle_error: ClassVar[type[DPICLError]] = LedgerError
     _pickle_advice = "it owns a connection. Open another in the other process"
 
     @abstractmethod

@@ -31,6 +31,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
+    PrivateAccessError,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.private_examples import PrivateExamples
@@ -568,7 +569,7 @@ class ChargingRunnableContract(FrontRoomContract):
     def test_it_cannot_be_pickled_nor_anything_around_it(self, room: Room) -> None:
         component = self.make(room)
         for thing in (component, component.bind(), component | RunnablePassthrough(), component.with_retry()):
-            with pytest.raises(PrivacyBudgetError) as refusal:
+            with pytest.raises(PrivateAccessError) as refusal:
                 pickle.dumps(thing)
             assert CANARY not in str(refusal.value)
 

@@ -29,6 +29,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
     PrivacyBudgetMismatchError,
+    PrivateAccessError,
     RunInterruptedError,
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -104,7 +105,7 @@ class ReleaseRunContract:
         assert made.run(progress=False) == made.result == result == asyncio.run(made.arun(progress=False))
         assert not budget.dangling()
         assert copy.deepcopy(made) is made
-        with pytest.raises(PrivacyBudgetError):
+        with pytest.raises(PrivateAccessError):
             pickle.dumps(made)
         assert list(made.stream(progress=False)) == []
         assert calls.number == paid

@@ -19,7 +19,12 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import (
+    LedgerError,
+    LedgerUnavailableError,
+    PrivacyBudgetExceededError,
+    PrivateAccessError,
+)
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -338,7 +343,7 @@ class DurableStoreContract(BindingContract, StoreContract):
     def test_it_is_not_copied_and_not_pickled(self, store: LedgerStore) -> None:
         assert copy.copy(store) is store
         assert copy.deepcopy({"store": store})["store"] is store
-        with pytest.raises(LedgerError):
+        with pytest.raises(PrivateAccessError):
             pickle.dumps(store)
 
     def test_a_budget_lives_on_in_another_handle(self, empty: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import copy
 import pickle
 from typing import Any
 
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, PrivateAccessError
 from tests.faults.children import Child, Start, together
 from tests.faults.counts import Count, require
 from tests.faults.places import Places, Terms, reserved
@@ -95,6 +95,6 @@ def _copy(places: Places) -> None:
         require(copy.deepcopy([held])[0] is held, "a deep copy")
         try:
             pickle.dumps(held)
-        except PrivacyBudgetError:
+        except PrivateAccessError:
             continue
         require(False, "pickled")

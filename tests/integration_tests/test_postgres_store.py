@@ -15,7 +15,13 @@ import psycopg
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError, LedgerUnavailableError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    LedgerUnavailableError,
+    PrivateAccessError,
+)
 from langchain_dpicl.privacy.ledger.store import LedgerStore
 from langchain_dpicl.stores import new_store, open_store
 from langchain_dpicl.stores import postgres as postgres_connection
@@ -235,7 +241,7 @@ class TestMaking:
     def test_an_anchor_is_not_copied_either(self) -> None:
         anchor = PostgresAnchor("host=nowhere.invalid")
         assert copy.copy(anchor) is copy.deepcopy(anchor) is anchor
-        with pytest.raises(LedgerError, match="pickle"):
+        with pytest.raises(PrivateAccessError, match="pickle"):
             pickle.dumps(anchor)
 
     def test_what_is_dropped_gives_its_connection_back(self, postgres: PostgresServer, where: dict[str, Any]) -> None:

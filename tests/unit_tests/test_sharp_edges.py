@@ -24,7 +24,6 @@ from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
     DPICLError,
-    PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
     PrivateAccessError,
@@ -92,7 +91,7 @@ REFUSALS: dict[str, tuple[type[DPICLError], Callable[[Bound], object]]] = {
         PrivacyBudgetMismatchError,
         lambda it: PrivacyBudgetCallbackHandler(4.0, 1e-6).bind(it.private),
     ),
-    "a pickled budget": (PrivacyBudgetError, lambda it: pickle.dumps(it.budget)),
+    "a pickled budget": (PrivateAccessError, lambda it: pickle.dumps(it.budget)),
     "pickled records": (PrivateAccessError, lambda it: pickle.dumps(it.private)),
 }
 

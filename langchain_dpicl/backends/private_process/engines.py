@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_process.connection import Answer, Client, Connection, Message, Spare
 from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, bare, run_async, run_sync
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.exceptions import ConfigurationError
 
 Compose = Callable[[Connection], Message]
 _NUMBERS = itertools.count()
@@ -41,7 +41,6 @@ class ProcessEngine(Uncopyable):
       - No prompt and no row is in an exception, a repr, or an attribute that is not opaque.
     """
 
-    _pickle_error: ClassVar[type[DPICLError]] = ConfigurationError
     _pickle_advice = "it has a process of its own. Make another PrivateProcess where it is needed"
 
     def __init__(self, client: Client, role: str) -> None:
@@ -599,7 +598,6 @@ class PrivateProcess(Uncopyable):
     True
     """
 
-    _pickle_error: ClassVar[type[DPICLError]] = ConfigurationError
     _pickle_advice = "it has a process of its own. Make another one where it is needed"
 
     def __init__(

@@ -396,7 +396,6 @@ class PromptEngine(Uncopyable):
       ModelCallError: memory ran out on a single public row.
     """
 
-    _pickle_error = ConfigurationError
     _pickle_advice = "it holds a whole model. Construct it in the other process"
 
     def __init__(

@@ -152,7 +152,7 @@ class LedgerState:
         # Modules that operators named in any process that reserved tickets; see `allow_wrappers`.
         self.allowed_wrappers: frozenset[str] = frozenset()
         self._sealed: list[SealedShare] = []
-        self._spent = Fraction(0), Fraction(0)  # the sum of their epsilons and deltas: summed anew, it would be quadratic
+        self._spent = Fraction(0), Fraction(0)  # their epsilons and deltas: summed anew for each, it would be quadratic
         self._components: dict[str, Component] = {}
         self._slots: dict[tuple[str, str, str | None], _SlotTotals] = {}  # by component and slot
         self._open: dict[int, _UnsettledReservation] = {}

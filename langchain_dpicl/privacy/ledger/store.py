@@ -409,8 +409,6 @@ class InMemoryStore(Uncopyable):
     durable = False
     description = "in memory; dies with this process"
 
-    _pickle_error = LedgerError
-
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._header: LedgerHeader | None = None

@@ -21,6 +21,7 @@ from langchain_dpicl import Serving, agents
 from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, thread_tenant
 from langchain_dpicl.exceptions import (
     ConfigurationError,
+    DPICLError,
     LedgerUnavailableError,
     ModelCallError,
     PrivacyBudgetExceededError,
@@ -132,6 +133,21 @@ def test_refusals_go_whole_to_other_processes(way: str) -> None:
         again = pickle.loads(pickle.dumps(error)) if way == "pickle" else copy.copy(error)  # noqa: S301  our own bytes
         assert (type(again), again.args, again.requested, again.remaining) == (kind, error.args, 1, 0.5)
         assert again.__notes__ == ["of yours"]
+
+
+def errors(kind: type[DPICLError] = DPICLError) -> list[type[DPICLError]]:
+    return [kind, *(inner for sub in kind.__subclasses__() for inner in errors(sub))]
+
+
+@pytest.mark.parametrize("kind", errors())
+def test_an_error_leaves_the_run_that_it_carries_in_its_process(house: House, kind: type[DPICLError]) -> None:
+    """Otherwise the run's refusal to be pickled hides the error, and Ray runs the task again with other tickets."""
+    numbers = {"requested": 1, "remaining": 0} if issubclass(kind, PrivacyBudgetExceededError) else {}
+    error = kind("the model is down.", **numbers)
+    error.run = house.voter()  # type: ignore[attr-defined]  as every run does
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    assert (type(again), again.args) == (kind, ("the model is down.",))
+    assert getattr(again, "run", None) is None
 
 
 def test_the_component_has_the_last_word_on_caps(house: House) -> None:

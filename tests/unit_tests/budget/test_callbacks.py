@@ -21,8 +21,8 @@ from langchain_dpicl.budget.handler import (
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     NoPrivacyBudgetError,
-    PrivacyBudgetError,
     PrivacyBudgetMismatchError,
+    PrivateAccessError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
@@ -68,7 +68,7 @@ def test_a_handler_cannot_be_copied_or_pickled() -> None:
     held = handler()
     assert copy.copy(held) is held
     assert copy.deepcopy({"callbacks": [held]})["callbacks"][0] is held
-    with pytest.raises(PrivacyBudgetError):
+    with pytest.raises(PrivateAccessError):
         pickle.dumps(held)
 
 

@@ -29,6 +29,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
+    PrivateAccessError,
     RunInterruptedError,
 )
 from langchain_dpicl.options import Evolution, FewShotTask, GenerationTask, Noise
@@ -577,7 +578,7 @@ class TestWhatAWorkerHas:
     def test_is_never_pickled_and_shows_nothing(self) -> None:
         place = Workplace(engine(), private=records())
         assert RECORD not in repr(place)
-        with pytest.raises(PrivacyBudgetError, match="cannot be pickled"):
+        with pytest.raises(PrivateAccessError, match="cannot be pickled"):
             pickle.dumps(place)
 
 

@@ -20,7 +20,7 @@ from langchain_dpicl.audit.component_games import evolution_cases, evolution_of
 from langchain_dpicl.audit.game import play
 from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
 from langchain_dpicl.evolution import EvolutionTemplate, PrivateEvolution
-from langchain_dpicl.exceptions import DPICLError, RunInterruptedError
+from langchain_dpicl.exceptions import PrivateAccessError, RunInterruptedError
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum
 from langchain_dpicl.privacy.private_examples import PrivateExamples
@@ -145,7 +145,7 @@ def test_while_units_vote_their_texts_stay_in_boxes_and_the_room_cannot_be_copie
     assert canaries_in(describe(caught.value)) == []
     assert canaries_in(shown_by(made) + repr(vars(made)) + repr(vars(made._nearest))) == []
     assert copy.deepcopy(made) is made
-    with pytest.raises(DPICLError):
+    with pytest.raises(PrivateAccessError):
         pickle.dumps(made)
 
 

@@ -30,7 +30,7 @@ from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import PromptedModel
 from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, PrivateAccessError
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
 from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
 from tests import tiny_tuning
@@ -515,5 +515,5 @@ def test_its_copies_are_itself_and_pickles_are_refused() -> None:
     served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
     assert copy.copy(served) is served
     assert copy.deepcopy([served])[0] is served
-    with pytest.raises(ConfigurationError, match="SoftPromptClassifier cannot be pickled: it holds a whole model"):
+    with pytest.raises(PrivateAccessError, match="SoftPromptClassifier cannot be pickled: it holds a whole model"):
         pickle.dumps(served)

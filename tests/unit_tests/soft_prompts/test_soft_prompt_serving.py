@@ -30,7 +30,7 @@ from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import PromptedBatch, PromptRegistry, parts_of
 from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, PrivateAccessError
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
 from langchain_dpicl.serving import ChatLocal, LocalLLM
 from langchain_dpicl.soft_prompts.serving import SoftPromptBackend
@@ -179,7 +179,7 @@ def test_one_engine_per_prompt_shares_the_model() -> None:
 def test_copies_of_a_model_on_it_share_the_engine_and_pickles_are_refused() -> None:
     llm = LocalLLM(backend=backend(), max_tokens=LENGTH)
     assert llm.model_copy(deep=True).backend is llm.backend
-    with pytest.raises(ConfigurationError, match="SoftPromptBackend cannot be pickled: it holds a whole model"):
+    with pytest.raises(PrivateAccessError, match="SoftPromptBackend cannot be pickled: it holds a whole model"):
         pickle.dumps(llm)
 
 

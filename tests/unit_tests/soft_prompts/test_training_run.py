@@ -25,6 +25,7 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     ModelCallError,
     PrivacyBudgetError,
+    PrivateAccessError,
     RunInterruptedError,
 )
 from langchain_dpicl.options import Noise
@@ -704,7 +705,7 @@ def test_a_run_shows_nothing_private_and_cannot_be_copied_or_sent() -> None:
         assert CANARY not in f"{thing!r} {thing} {getattr(thing, '__dict__', '')!r}"
     assert copy.copy(made) is made
     assert copy.deepcopy(made) is made
-    with pytest.raises(PrivacyBudgetError):
+    with pytest.raises(PrivateAccessError):
         pickle.dumps(made)
     ask = GradientRequest(
         made.engine, made.weights, [made._fields.examples_of([{"text": CANARY, "label": "good"}])], None

@@ -29,7 +29,13 @@ from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.backends.rows.rows import RowSource
 from langchain_dpicl.backends.sync_async import run_async, run_sync
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    ModelCallError,
+    PrivateAccessError,
+    UnsilencableModelError,
+)
 from langchain_dpicl.runs.answer_memo import traits_of
 from tests import process_models
 from tests.contracts.backend import same_bits
@@ -417,8 +423,8 @@ class TestAnApplicationWithoutRoom:
             for _ in range(2):
                 with pytest.raises(ModelCallError, match="could not be started"):
                     as_choice_backend(process)
-            until(lambda: threading.active_count() == threads)
-            assert descriptors() == before
+            until(lambda: threading.active_count() <= threads)  # an earlier test's may still have been ending
+            assert descriptors() <= before
         assert not any(is_running(one.pid) for one in begun)
 
     @pytest.mark.parametrize("awaited", [False, True])
@@ -459,7 +465,7 @@ class TestWhatIsShown:
         assert copy.copy(engine) is engine
         assert copy.deepcopy(mortal) is mortal
         for thing in (mortal, engine):
-            with pytest.raises(ConfigurationError, match="cannot be pickled"):
+            with pytest.raises(PrivateAccessError, match="cannot be pickled"):
                 pickle.dumps(thing)
 
     def test_prints_logs_and_errors_of_the_model_stay_there(self, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from langchain_dpicl.backends.tuning.engine import PromptEngine, check_model
 from langchain_dpicl.backends.tuning.prompted_model import METHODS, Method, PromptedModel, PromptedRows, stack_inputs
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, PrivateAccessError
 from tests import tiny_hf, tiny_tuning
 from tests.unit_tests.backends.hf_doubles import poisoned
 from tests.unit_tests.backends.tuning.test_tuning_tasks import CAUSAL, FREE, HEAD, MASKED
@@ -375,5 +375,5 @@ def test_an_engine_is_one_of_a_kind_and_says_what_it_is() -> None:
     assert made.peft_config()["base_model_name_or_path"] == made.name == "tiny"
     assert made.tokenizer_fingerprint == engine("llama", "prefix").tokenizer_fingerprint
     assert made.tokenizer_fingerprint != engine("bert-head", "prefix").tokenizer_fingerprint
-    with pytest.raises(ConfigurationError, match="cannot be pickled"):
+    with pytest.raises(PrivateAccessError, match="cannot be pickled"):
         pickle.dumps(made)

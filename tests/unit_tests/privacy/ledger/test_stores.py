@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.exceptions import LedgerError
+from langchain_dpicl.exceptions import LedgerError, PrivateAccessError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord, LedgerStore, next_record
 from tests.contracts.store import StoreContract, header, header_of
 
@@ -73,7 +73,7 @@ def test_a_store_in_memory_has_no_copy_and_no_pickle() -> None:
     store = InMemoryStore()
     assert copy.copy(store) is store
     assert copy.deepcopy([store])[0] is store
-    with pytest.raises(LedgerError):
+    with pytest.raises(PrivateAccessError):
         pickle.dumps(store)
     assert "dies with this process" in repr(store)
 
