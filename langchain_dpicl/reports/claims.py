@@ -164,6 +164,8 @@ def reads_problems(report: Mapping[str, Any], inner: Mapping[str, Any], own: Com
     if canonical_json(dict(report["reads"])) != canonical_json(made):
         yield f"reads: expected {made}, found other names or members"
     end = LAST_BLOCK if own.extent[1] is None else own.extent[1]
+    if (reach := retired_in(inner["stream"]).get(own.name)) is not None:
+        end = min(end, reach)
     if not own.extent[0] <= first <= last <= end or last - first + 1 != own.public["stream"]["length"]:
         yield f"reads: expected the blocks of a run of {own.name!r}, found {[first, last]}"
 
@@ -197,6 +199,8 @@ def stream_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], *, to
     names = {component.name for share in shares for component in share.components}
     if unknown := sorted(set(found["retired"]) - names):
         yield f"stream: retired {unknown}, of which there is no share"
+    for share, shown in zip(shares, data["shares"], strict=True):
+        yield from _retired_problems(share, retired_in(found), is_sealed=shown["sealed_at"] is not None)
     if any(ticket.label is not None for share in shares for each in share.components for ticket in each.tickets):
         yield "stream: a ticket is of one label, which a person need not keep"
     made = stream_claims(
@@ -218,6 +222,27 @@ def stream_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], *, to
         is_low = stated is not None and (cost is None or stated < cost * (1 - tolerance))
         if not is_same or is_low:
             yield f"stream: a stay of {row['blocks']} blocks costs up to {row['epsilon']!r}, found {shown!r}"
+
+
+def _retired_problems(share: ShareTerms, retired: Retired, *, is_sealed: bool) -> Iterator[str]:
+    """Compares what is said of a share's retired components with what its ledger can have noted.
+
+    The first reservation seals a share, and only sealed components retire. A reach within these bounds is its sender's
+    word.
+    """
+    found = [(each, retired[each.name]) for each in share.components if each.name in retired]
+    if found and not is_sealed:
+        yield f"stream: retired {sorted(each.name for each, _ in found)}, of which no ticket was reserved"
+    elif len(found) == len(share.components) and all(reach is None for _, reach in found):
+        yield f"stream: expected blocks that the sealed share of {share.components[0].name!r} has read, found none"
+    for each, reach in found:
+        if reach is not None and each.extent is not None:
+            first, last = each.extent
+            least = first + (
+                each.public["stream"]["length"] - 1 if "stream" in each.public else 0
+            )  # runs are read whole
+            if not least <= reach <= (LAST_BLOCK if last is None else last):
+                yield f"stream: expected the last block of a reservation of {each.name!r}, found {reach}"
 
 
 REPORT_FORMAT = 1

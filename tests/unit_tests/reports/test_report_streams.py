@@ -12,9 +12,10 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent
-from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
+from langchain_dpicl.privacy.ledger.tickets import ShareTerms, Ticket
 from langchain_dpicl.reports import verify_report
-from langchain_dpicl.reports.claims import heaviest, report_digest
+from langchain_dpicl.reports.claims import heaviest, report_digest, stream_claims, sum_over_shares
 
 
 def ledger(**options: Any) -> Budget:
@@ -121,6 +122,35 @@ def test_an_edited_promise_is_found_also_under_a_fitting_digest(name: str) -> No
     del data["digest"]
     data["digest"] = report_digest(data)
     assert not verify_report(data).ok
+
+
+def remade(data: dict[str, Any]) -> dict[str, Any]:
+    """Makes every number of a report anew that follows from what it says of retired components."""
+    shares = [ShareTerms.from_dict({k: v for k, v in item.items() if k != "sealed_at"}) for item in data["shares"]]
+    found = data["stream"]
+    terms = StreamTerms.from_dict({name: found[name] for name in ("block", "origin", "window")})
+    data["stream"] = stream_claims(shares, terms, found["retired"], **data["limits"], adjacency=data["adjacency"])
+    data["promised"] = {name: sum_over_shares(data, [s[name] for s in data["shares"]]) for name in data["promised"]}
+    del data["digest"]
+    return {**data, "digest": report_digest(data)}
+
+
+@pytest.mark.parametrize(
+    ("retired", "words"),
+    [
+        ({"standing": None}, "expected blocks that the sealed share of 'standing' has read, found none"),
+        ({"next year": 364}, "expected the last block of a reservation of 'next year', found 364"),
+        ({"october": 31}, "expected the last block of a reservation of 'october', found 31"),
+        ({"declared": 6}, "retired ['declared'], of which no ticket was reserved"),
+    ],
+)
+def test_no_share_is_said_to_have_read_what_it_cannot(retired: dict[str, int | None], words: str) -> None:
+    budget = ledger()
+    budget.declare("declared", tickets=[Ticket("run", GaussianEvent(12.0))], epsilon=1.0, delta=2e-7, extent=(0, None))
+    data = copy.deepcopy(budget.report().to_dict())
+    assert verify_report(remade(copy.deepcopy(data))).ok
+    data["stream"]["retired"] = retired
+    assert verify_report(remade(data)).problems == (f"stream: {words}",)
 
 
 def test_a_table_over_deltas_is_refused_since_it_would_be_of_a_life() -> None:

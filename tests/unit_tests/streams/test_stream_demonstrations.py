@@ -37,6 +37,7 @@ from langchain_dpicl.streams import PrivateStream
 from tests.faults.children import Child
 from tests.sealed_files import assert_found
 from tests.stream_times import DAY, START
+from tests.unit_tests.reports.test_report_streams import remade
 
 ENGINE = FakeBackend(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
 
@@ -99,6 +100,22 @@ def test_each_week_has_its_run_and_the_share_never_runs_out(adjacency: Adjacency
     checked = check_ledger(budget.budget._store)
     assert checked.problems == ()
     assert checked.promised == 2.0
+
+
+def test_a_run_has_not_read_blocks_behind_the_last_that_its_component_reserved(clock: list[float]) -> None:
+    budget, some = ledger(), stream()
+    for _ in range(2):
+        run = synthesizer(some.rolling(30, every=7), budget)
+        run.run()
+        clock[0] += 7 * DAY
+    budget.retire("shots")
+    report = json.loads(json.dumps(run.report))
+    assert verify_report(report).ok
+    assert report["budget"]["stream"]["retired"] == {"shots": report["reads"]["blocks"][1]}
+    report["budget"]["stream"]["retired"]["shots"] -= 7  # its first run
+    report["budget"] = remade(report["budget"])
+    assert verify_report(report["budget"]).ok
+    assert_found(verify_report(report), "expected the blocks of a run of 'shots'")
 
 
 def test_more_runs_than_the_share_is_priced_for_are_refused() -> None:
