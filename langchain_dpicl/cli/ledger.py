@@ -316,6 +316,7 @@ def _anchor(arguments: argparse.Namespace, *, may_make: bool = False) -> LedgerA
 def _create(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.budget.handler import anchor_at, check_apart, make_store_at
+    from langchain_dpicl.stores.sqlite_file import why_lost
 
     where, second = (None if place is None else _place(place) for place in (arguments.where, arguments.anchor))
     limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency", "per")}
@@ -329,7 +330,9 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
         anchor = anchor_at(lambda: second, may_make=True)
         budget = Budget(**limits, store=store, anchor=anchor)
         words = "none: a restored older copy would not be detected" if anchor is None else anchor.description
-        return CommandOutput(DONE, "\n".join(_creation_lines(budget, store, words)))
+        files = [place for place in (where, second) if isinstance(place, Path)]
+        lost = tuple(f"{place}: {why}" for place in files if (why := why_lost(place.resolve().parent)) is not None)
+        return CommandOutput(DONE, "\n".join(_creation_lines(budget, store, words)), lost)
 
 
 def _creation_lines(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
@@ -559,12 +562,17 @@ def write_new(path: Path, text: str) -> None:
 
     check_new_name(path, "--out")
     try:
-        with path.open("x", encoding="utf-8") as file:
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
+    try:
+        with file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-    except FileExistsError:
-        raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _dangling(arguments: argparse.Namespace) -> CommandOutput:

@@ -380,7 +380,7 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     needed("fastapi", "uvicorn", extra="serve")
     app = read_app(arguments.config, arguments.ledger)
     _check_balances(app)
-    _warn_of_layers(app, complain)
+    _warn_of_loss(app, complain)
     with own_folder() as folder, _bound(arguments) as listening:
         serve = functools.partial(_serve, app, folder, listening)
         if arguments.workers == 1:
@@ -577,19 +577,17 @@ def _check_balances(app: App) -> None:
         raise fail("retrieve_and_answer.retrieval.balances", "a file, which all processes share", None, advice)
 
 
-def _warn_of_layers(app: App, complain: Callable[[str], object]) -> None:
-    """Says which files each container of an image has anew: a ledger there has its whole budget in each of them."""
+def _warn_of_loss(app: App, complain: Callable[[str], object]) -> None:
+    """Says which files are lost with a container or a restart: a ledger begins anew there, with its whole budget."""
     from langchain_dpicl.budget.handler import LEDGER_VARIABLE
     from langchain_dpicl.stores import is_address
-    from langchain_dpicl.stores.sqlite_file import container_layer
+    from langchain_dpicl.stores.sqlite_file import why_lost
 
     for where in (app.ledger or os.environ.get(LEDGER_VARIABLE), app.limits.anchor):
         if where is None or is_address(where):
             continue
-        layer = container_layer(Path(where).resolve().parent)
-        if layer is not None:
-            lost = "It is lost with the container, and every container of the image has its own."
-            complain(f"{where}: in a container's own layer ({layer}). {lost} Keep it in a volume.")
+        if (why := why_lost(Path(where).resolve().parent)) is not None:
+            complain(f"{where}: {why}")
 
 
 def log_charges() -> None:
@@ -622,7 +620,7 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
 
     app = read_app(arguments.config, arguments.ledger)
     _check_balances(app)
-    _warn_of_layers(app, complain)
+    _warn_of_loss(app, complain)
     if not arguments.http:
         tenant = _only_tenant(app, arguments.tenant)
         with _service_of(app, Keys({})) as service:

@@ -64,8 +64,11 @@ _LOST = (errors.AdminShutdown, errors.CrashShutdown, errors.IdleInTransactionSes
 _FOREIGN = (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError)
 # What may be quoted of the driver's messages: fixed words that tell whom to call, and no more.
 _PASSWORD = ("password authentication failed", "no password supplied")
+_STANDBY = ("hot standby", "during recovery", "read-only")
+_FOLLOWS = (psycopg.OperationalError, psycopg.NotSupportedError, errors.ReadOnlySqlTransaction)
 _WORDS = (
     *_PASSWORD,
+    *_STANDBY,
     "no pg_hba.conf entry",
     "Connection refused",
     "No such file or directory",
@@ -75,7 +78,6 @@ _WORDS = (
     "shutting down",
     "too many clients",
     "does not exist",
-    "read-only",
     "SSL",
 )
 _KEPT = 64
@@ -252,6 +254,8 @@ class PostgresConnection:
         advice = "Check PGPASSWORD or ~/.pgpass." if words in _PASSWORD else "Try again later."
         if isinstance(error, errors.InsufficientPrivilege):
             advice = "Give this role its rights (docs/production.md, PostgreSQL)."
+        elif isinstance(error, _FOLLOWS) and any(found in text for found in _STANDBY):
+            advice = "This server only follows another: give the primary's address, or wait until it is promoted."
         elif isinstance(error, _FOREIGN):
             kind, advice = LedgerError, "Restore an untouched copy."
         shown = f"{self.place}: expected {wanted}, found {type(error).__name__}{code}."

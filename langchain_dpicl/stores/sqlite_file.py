@@ -112,6 +112,8 @@ _LOCAL_FUSE = frozenset(["fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"])
 _LAYERS = frozenset(["aufs", "fuse.fuse-overlayfs", "overlay"])
 """File systems that show a container its image: what is written stands in the container's own layer."""
 
+_IN_MEMORY = frozenset(["ramfs", "tmpfs"])
+
 _MOUNTS = Path("/proc/self/mountinfo")
 _HELD = Path("/proc/self/fdinfo")
 
@@ -249,10 +251,15 @@ def is_mounted_alone(path: Path) -> bool:
     return Path(_mount_of(path)[1]).is_file()
 
 
-def container_layer(folder: Path) -> str | None:
-    """Returns the file system of a folder whose files are one container's and go with it; None: it is another."""
+def why_lost(folder: Path) -> str | None:
+    """Returns where the files of a folder stand that are lost with a container or a restart; None: elsewhere."""
     kind, _ = _mount_of(folder)
-    return kind if kind in _LAYERS else None
+    if kind in _LAYERS:
+        lost = "It is lost with the container, and every container of the image has its own. Keep it in a volume"
+        return f"in a container's own layer ({kind}). {lost}."
+    if kind in _IN_MEMORY:
+        return f"in memory ({kind}). It is lost when the machine restarts. Keep it on a disk."
+    return None
 
 
 def _mount_of(path: Path) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from langchain_dpicl.privacy.ledger.store import LedgerStore
 from langchain_dpicl.stores import new_store, open_store
 from langchain_dpicl.stores import postgres as postgres_connection
 from langchain_dpicl.stores import postgres as postgres_ledger
-from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresMemo, PostgresStore
+from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresConnection, PostgresMemo, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
 from tests.postgres import PostgresServer, await_that, give_up, programs
@@ -402,6 +402,21 @@ class TestRoles:
             "authentication failed). Nothing is granted. Check PGPASSWORD or ~/.pgpass."
         )
         assert "found none. Check the address" in advice(password=PASSWORD)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            psycopg.NotSupportedError("cannot set transaction read-write mode during recovery"),
+            psycopg.OperationalError("connection failed: session is read-only"),
+            psycopg.OperationalError("connection failed: server is in hot standby mode"),
+            psycopg.errors.ReadOnlySqlTransaction("cannot execute nextval() in a read-only transaction"),
+        ],
+    )
+    def test_a_standby_is_no_broken_ledger(self, error: Exception) -> None:
+        link = PostgresConnection(lambda: "host=nowhere.invalid", timeout=1.0, check=lambda *_: None)
+        fault = link.fault("a connection", error)
+        assert isinstance(fault, LedgerUnavailableError)
+        assert str(fault).endswith("give the primary's address, or wait until it is promoted.")
 
 
 class TestSecrets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -17,6 +18,7 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.stores import SQLiteStore, sqlite_file
 from tests.contracts.store import in_child
 from tests.ledger_files import exported, spend
+from tests.sqlite_ledgers import mount_of
 
 NOBODY = 65534
 
@@ -168,3 +170,33 @@ def test_root_gives_no_file_away_to_which_a_link_leads(file: Path, tmp_path: Pat
     sqlite_file._share_log(file)
     assert victim.stat().st_gid == os.getegid()
     assert log.lstat().st_gid == 61001
+
+
+def test_a_ledger_and_an_anchor_that_a_restart_forgets_are_made_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "_MOUNTS", tmp_path / "mountinfo")
+    for kind in ("tmpfs", "ext4"):
+        (tmp_path / "mountinfo").write_text(f"{mount_of(tmp_path)} 1 0:21 / / rw - {kind} none rw\n")
+        file, anchor = tmp_path / f"{kind}.db", tmp_path / f"{kind}.json"
+        code, said = dpicl("create", file, "--epsilon", 1, "--delta", 1e-6, "--anchor", anchor)
+        assert code == 0
+        for path in (file, anchor):
+            lost = f"{path}: in memory (tmpfs). It is lost when the machine restarts. Keep it on a disk."
+            assert (lost in said) == (kind == "tmpfs")
+
+
+def test_an_export_that_found_no_room_leaves_no_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the same command is refused once there is room."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    usual, out = os.fsync, tmp_path / "out.jsonl"
+    monkeypatch.setattr(os, "fsync", full)
+    assert dpicl("export", file, "--out", out)[0] == 2
+    assert not out.exists()
+    monkeypatch.setattr(os, "fsync", usual)
+    assert dpicl("export", file, "--out", out)[0] == 0
