@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -674,6 +675,9 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 
+_END_SECONDS = 5.0
+"""How long a killed server of Ray may take to be gone."""
+
 STORE_BYTES = 80 * 2**20
 """Memory that a cluster started here sets aside for objects; orders and answers are small."""
 
@@ -702,7 +706,8 @@ class RayExecutor(Executor):
       num_cpus: logical CPUs that Ray sets aside for a worker.
       num_gpus: GPUs of a worker; Ray shows each worker its own.
       resources: further resources of a worker, as Ray names them.
-      start_timeout: seconds to wait for the first worker, model and records included, before a run stops.
+      start_timeout: seconds to wait for the first worker, model and records included, before a run stops. The start
+        of a cluster comes before, within Ray's own time.
 
     Raises:
       ConfigurationError: an argument is out of range, or Ray is not installed.
@@ -832,14 +837,26 @@ class RayExecutor(Executor):
 
     def _init(self, **options: Any) -> None:
         """Connects Ray; of what it raises only the class is named, as its text names hosts and files."""
+        before = _servers_of(self._ray)
         try:
             self._ray.init(**options)
         except Exception as error:  # noqa: BLE001  whatever Ray raises
             kind = type(error).__name__
         else:
             return
-        where = "one that starts here" if options["address"] == "local" else "one at the address given"
-        raise ConfigurationError(f"executor: expected a Ray cluster, {where}, found none ({kind}). Try `ray status`.")
+        where, advice = "one at the address given", "Try `ray status`."
+        if options["address"] == "local":
+            # Ray leaves them up, and they slow the next attempt down. Where it is connected, they are another thread's.
+            for server in set() if self._ray.is_initialized() else _servers_of(self._ray) - before:
+                with suppress(Exception):  # it has just ended, or takes longer
+                    server.kill()
+                    server.wait(_END_SECONDS)
+            where = "one that starts here"
+            advice = (
+                "A busy machine may exceed the time that Ray gives it: try again later, or run `ray start --head` and "
+                "pass address='auto'."
+            )
+        raise ConfigurationError(f"executor: expected a Ray cluster, {where}, found none ({kind}). {advice}")
 
     # -- what `Executor` asks for ------------------------------------------------------------------------------------
 
@@ -942,6 +959,21 @@ def _import_ray(*, starts_its_own: bool) -> ModuleType:
     if starts_its_own and not ray.is_initialized():
         _check_closed(ray)
     return ray
+
+
+def _servers_of(ray: Any) -> set[Any]:
+    """Returns the children of this process that run a program of Ray's own folder."""
+    try:
+        psutil: Any = importlib.import_module("psutil")  # Ray brings one
+    except ImportError:
+        return set()
+    folder, found = f"{Path(ray.__file__).parent}{os.sep}", set()
+    with suppress(psutil.Error, OSError):  # a system that does not show them
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # it has just ended
+                if any(word.startswith(folder) for word in child.cmdline()):
+                    found.add(child)
+    return found
 
 
 def _check_closed(ray: Any) -> None:

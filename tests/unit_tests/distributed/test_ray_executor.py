@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ class FakeRay(SimpleNamespace):
     def __init__(self) -> None:
         super().__init__(told=[], up=False, node=0, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))
         mode = int(os.environ.get("RAY_AUTH_MODE") == "token")  # read once, as Ray does
+        self.__file__ = "/nowhere/ray/__init__.py"
         self._raylet = SimpleNamespace(
             get_authentication_mode=lambda: mode, AuthenticationMode=SimpleNamespace(TOKEN=1)
         )
@@ -152,6 +155,26 @@ class TestAClusterOfItsOwn:
         with pytest.raises(ConfigurationError, match=r"one that starts here, found none \(RuntimeError\)") as refusal:
             RayExecutor("app:place")._hire()
         assert "a host" not in str(refusal.value)
+        assert "ray status" not in str(refusal.value)  # which asks a cluster that is there
+
+    def test_that_does_not_start_leaves_no_server_behind(self, ray: FakeRay, tmp_path: Path) -> None:
+        pytest.importorskip("psutil")  # Ray brings one
+        command = [sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path / "gcs_server")]
+        started = [subprocess.Popen(command)]  # somebody's, before
+
+        def slow(**how: Any) -> None:
+            started.append(subprocess.Popen(command))
+            raise RuntimeError("timed out")
+
+        ray.init, ray.__file__ = slow, str(tmp_path / "__init__.py")
+        try:
+            with pytest.raises(ConfigurationError):
+                RayExecutor("app:place")._hire()
+            assert [one.poll() is None for one in started] == [True, False]
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
 
 
 class TestAClusterOfOthers:
