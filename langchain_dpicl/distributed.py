@@ -671,7 +671,9 @@ WORKERS = "DPICL_WORKERS"
 
 _SECRET = re.compile(r"://[^/@]*:[^/@]*@|(ssl)?password\s*=", re.IGNORECASE)
 _SECRET_NAME = re.compile(
-    r"pass(wd|word|phrase)|(?<![a-z])pass(?![a-z])|secret|token(?!iz)|api[_-]?key|credential|authorization",
+    r"pass(wd|word|phrase)|(?<![a-z])pass(?![a-z])|secret|token(?!iz)|api[_-]?key|credential|authorization"
+    # and a last word "key", where it does not name a field, as `text_key`
+    r"|(?<!text.)(?<!label.)(?<!unit.)(?<!time.)(?<!topic.)(?<!public.)(?<!exception.)(?<![a-z])key(?![a-z_-])",
     re.IGNORECASE,
 )
 

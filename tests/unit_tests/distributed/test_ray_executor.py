@@ -299,6 +299,10 @@ class TestWhatIsRefused:
             {"client": [{"apiKey": WORD}]},
             {"headers": {"Authorization": f"Bearer {WORD}"}},
             {"hf_token": WORD},
+            {"openai_key": WORD},
+            {"OPENAI_KEY": WORD},
+            {"key": WORD},
+            {"client": {"x-key": [WORD]}},
             {"tokens": {"hub": [WORD]}},
             {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"},
             {"ledger": f"postgresql://me:{WORD} and more@db/app"},
@@ -309,7 +313,7 @@ class TestWhatIsRefused:
             RayExecutor("app:place", options=options)
         assert WORD not in str(refusal.value)
 
-    def test_but_not_numbers_of_tokens_nor_paths(self, ray: FakeRay) -> None:
+    def test_but_not_numbers_of_tokens_nor_paths_nor_names_of_fields(self, ray: FakeRay) -> None:
         options = {
             "max_tokens": 60,
             "tokenizer_limits": [1, 2],
@@ -318,6 +322,9 @@ class TestWhatIsRefused:
             "file": "/a:b@c/x",
             "token": "",
             "tokenizer": "a/b",
+            "label_key": "queue",
+            "key_file": "/etc/tls.pem",
+            "monkey": "m",
         }
         RayExecutor("app:place", options={**options, "compass": "north", "url": "http://vllm:8000/v1"})
 
