@@ -110,8 +110,12 @@ def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
 
 
 def are_one_database(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> bool:
-    """Whether both are addresses of one PostgreSQL database, however each is spelled; errors as `open_store`."""
-    if not (is_address(place()) and is_address(second())):
+    """Whether both are in one PostgreSQL database: stores, anchors, or addresses; errors as `open_store`."""
+
+    def is_postgres(given: Any) -> bool:  # asked without the driver, which need not be installed
+        return is_address(given) or any(kind.__module__ == _HOME["PostgresStore"] for kind in type(given).__mro__)
+
+    if not (is_postgres(place()) and is_postgres(second())):
         return False
     _postgres()
     from langchain_dpicl.stores.postgres import lead_to_one_database

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import re
-import secrets
 import threading
 import time
 import weakref
@@ -58,6 +57,9 @@ _READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _COMMIT = b"COMMIT"
 _MARK = b"SELECT pg_logical_emit_message(true, 'dpicl', '')"
+# Any role may ask. A server that was cloned has the number of the first one, not its start.
+_DATABASE = b"""SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, oid FROM pg_database
+WHERE datname = current_database()"""
 _SERVER = b"SELECT current_setting('fsync'), current_setting('server_encoding')"
 
 _LOST = (errors.AdminShutdown, errors.CrashShutdown, errors.IdleInTransactionSessionTimeout, psycopg.InterfaceError)
@@ -270,23 +272,20 @@ class PostgresConnection:
                 hand.drop()
 
 
-def lead_to_one_database(secret: Callable[[], str], other: Callable[[], str], *, timeout: float) -> bool:
-    """Whether two addresses name the same database of the same server.
+def lead_to_one_database(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float) -> bool:
+    """Whether two places, each an address, a store or an anchor, are in the same database of the same server.
 
     Raises:
       LedgerUnavailableError: one of them cannot be reached.
     """
-    links = [PostgresConnection(address, timeout=timeout, check=lambda *_: None) for address in (secret, other)]
-    with contextlib.closing(links[0].connect()) as ours, contextlib.closing(links[1].connect()) as theirs:
-        # Any role may ask for such a lock, which holds for one database. The server's own number is also its clones'.
-        key = int(secrets.token_hex(7), 16)
 
-        def is_held() -> bool:
-            with ours.transaction():
-                ours.execute("SELECT pg_advisory_xact_lock(%s)", [key])
-                return not theirs.execute("SELECT pg_try_advisory_xact_lock(%s)", [key]).fetchall()[0][0]
+    def database_of(place: Callable[[], Any]) -> object:
+        link = getattr(place(), "_link", None) or PostgresConnection(place, timeout=timeout, check=lambda *_: None)
+        # One after the other: a pooler may have a single connection to give.
+        with contextlib.closing(link.connect(checked=False)) as connection:
+            return link.attempt("to say which database it is", lambda: connection.execute(_DATABASE).fetchall())
 
-        return links[0].attempt("a lock that is free", is_held)
+    return bool(database_of(place) == database_of(second))
 
 
 class TransactionLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.stores import PostgresAnchor, open_store
+from langchain_dpicl.stores import postgres as postgres_stores
 from tests.ledger_files import spend
 from tests.postgres import PostgresServer
 
@@ -89,6 +91,7 @@ def test_an_anchor_in_the_database_of_the_ledger_is_refused_however_it_is_addres
     """A copy of the database that is restored brings such an anchor back with it, and would verify."""
     role, door = postgres.fresh("role"), tmp_path / "door"
     postgres.execute(f"CREATE ROLE {role} LOGIN")
+    postgres.execute(f"ALTER ROLE {role} SET datestyle = 'SQL, DMY'")
     door.symlink_to(postgres.folder)
     other_words = address.replace("owner:", f"{role}:").replace(str(postgres.folder), str(door))
     limits = ["--epsilon", "4", "--delta", "1e-6"]
@@ -106,6 +109,31 @@ def test_an_anchor_in_the_database_of_the_ledger_is_refused_however_it_is_addres
             PrivacyBudgetCallbackHandler.open(address, anchor=anchor, adopt_anchor=True)
         with pytest.raises(ConfigurationError, match="the ledger's own database"):
             PrivacyBudgetCallbackHandler(4.0, 1e-6, store=address, anchor=anchor)
+        with open_store(address) as store, PostgresAnchor(anchor) as made:
+            for where in (store, address):
+                with pytest.raises(ConfigurationError, match="the ledger's own database"):
+                    PrivacyBudgetCallbackHandler.open(where, anchor=made, adopt_anchor=True)
     elsewhere = f"postgresql://owner@/{postgres.new_database()}?host={postgres.folder}&port=5432"
     assert main(["ledger", "anchor", address, "--anchor", elsewhere]) == 0
     PrivacyBudgetCallbackHandler.open(address, anchor=elsewhere).close()
+    with open_store(address) as store:
+        PrivacyBudgetCallbackHandler.open(store, anchor=PostgresAnchor(elsewhere)).close()
+
+
+@pytest.mark.loopback
+def test_whether_ledger_and_anchor_are_apart_takes_one_connection_at_a_time(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a pooler that has one connection to the server, a second one would wait for the first."""
+    opened: list[Any] = []
+    connect = postgres_stores._Connection.connect
+
+    def counted(*args: Any) -> Any:
+        assert all(one.closed for one in opened)
+        opened.append(connect(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(postgres_stores._Connection, "connect", counted)
+    with pytest.raises(ConfigurationError, match="the ledger's own database"):
+        PrivacyBudgetCallbackHandler.open(address, anchor=address)
+    assert len(opened) == 2
