@@ -737,7 +737,7 @@ class FileAnchor:
                 )
             if last is None or last.seq < seq:
                 self._save({**known, ledger_id: LedgerHead(seq, head)})
-            else:
+            elif last.seq == seq:  # as at an opening; not for each line of a process that lags
                 self._check_replaceable()
 
     def _load(self) -> dict[str, LedgerHead]:

@@ -244,6 +244,17 @@ def test_a_budget_is_not_opened_with_an_anchor_that_its_next_line_could_not_repl
     PrivacyBudgetCallbackHandler.open(ledger, anchor=path).close()
 
 
+def test_a_line_that_the_anchor_has_passed_asks_no_more_of_the_system(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor = FileAnchor.new(path)
+    anchor.write("a", 2, "two")
+    monkeypatch.setattr(beside_ledgers, "is_mounted_alone", lambda where: True)
+    anchor.write("a", 1, "one")
+    with pytest.raises(LedgerUnavailableError, match="mounted alone"):
+        anchor.write("a", 2, "two")
+
+
 def test_without_file_locks_nothing_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     anchor = FileAnchor.new(path)
     monkeypatch.setitem(__import__("sys").modules, "fcntl", None)
