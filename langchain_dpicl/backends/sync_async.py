@@ -277,6 +277,15 @@ async def run_to_completion(
     return future.result, stop
 
 
+async def cancel_to_completion(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancels tasks and waits for their ends, also where further cancellations come: they go to the tasks alone."""
+    while not all(task.done() for task in tasks):
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
+
+
 def run_unawaited(action: Callable[[], object]) -> None:
     """Runs `action` in a thread that nothing awaits: for clean-up where awaiting is no longer possible."""
 
@@ -836,8 +845,7 @@ class AskBeside:
             with dropped(rows):
                 await aside
         except asyncio.CancelledError:
-            aside.cancel()
-            await asyncio.wait([aside])
+            await cancel_to_completion([aside])
             raise
         finally:
             aside.cancel()  # a coroutine that is closed can await nothing

@@ -32,6 +32,7 @@ from langchain_dpicl.backends.sync_async import (
     TopTokenRequest,
     apublic_call,
     bare,
+    cancel_to_completion,
     is_in_loop,
     public_call,
     public_failure,
@@ -462,9 +463,7 @@ class Together:
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await cancel_to_completion(tasks)
             raise
         finally:
             for task in tasks:

@@ -19,9 +19,13 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.backends import sync_async as room
+from langchain_dpicl.backends.rows.rows import Together
 from langchain_dpicl.backends.sync_async import (
+    AskBeside,
     Blocking,
     EffectGenerator,
+    Outage,
+    PublicAnswer,
     ThreadedContext,
     awaitable,
     run_async,
@@ -180,6 +184,10 @@ async def test_a_call_of_a_local_engine_is_made_with_threads_and_without(monkeyp
     monkeypatch.setattr(room, "_POOLS", {})
     assert await run_engine(is_on_loop) is False
     first, made = Work(), list[int]()
+    (pool,) = room._POOLS.values()
+
+    def is_idle() -> bool:  # a thread hands its result over before it is
+        return bool(pool._idle_semaphore._value)
 
     def here(number: int) -> bool:
         made.append(number)
@@ -189,7 +197,9 @@ async def test_a_call_of_a_local_engine_is_made_with_threads_and_without(monkeyp
         raise ConfigurationError("its own")
 
     with no_room():
+        await until(is_idle)
         assert await run_engine(is_on_loop) is False  # by the thread there is
+        await until(is_idle)
         holding = asyncio.create_task(run_engine(first))
         await first.has_begun()
         assert await asyncio.gather(*(run_engine(partial(here, n)) for n in range(3))) == [True] * 3
@@ -219,6 +229,40 @@ async def test_a_cancelled_call_of_a_local_engine_ends_with_its_work_or_before_i
     assert (first.ended.is_set(), caught.value.__cause__) == (True, None)
     await run_engine(lambda: None)
     assert not second.begun.is_set()
+
+
+class Local:
+    """Asks an engine on this machine, which computes until it is let go."""
+
+    def __init__(self) -> None:
+        self.run = Work()
+
+    async def arun(self) -> Any:
+        return await run_engine(self.run)
+
+
+@pytest.mark.parametrize("kind", ["together", "beside"])
+async def test_several_cancellations_end_nothing_before_the_engine_has_ended(kind: str) -> None:
+    """Rows that it computes would be kept by nobody, and those who close it would wait for it on the loop."""
+    first, second = Local(), Local()
+    beside = AskBeside(first, PublicAnswer(lambda: second, Outage()))
+    asked = Together((first, second)) if kind == "together" else beside
+    task = asyncio.create_task(asked.arun())
+    await first.run.has_begun()
+    await second.run.has_begun()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.02)
+    first.run.let_go.set()
+    await until(first.run.ended.is_set)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.02)
+    assert not task.done()
+    second.run.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert second.run.ended.is_set()
 
 
 async def test_what_is_built_awaited_is_not_built_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
