@@ -651,7 +651,7 @@ def _json_of(kind: Kind, source: str) -> Any:
     """Returns the schema or the texts that a source holds."""
     try:
         value = json.loads(source)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if kind == "choices":
         ok = isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)

@@ -541,6 +541,7 @@ class TestTheGrammarItself:
             lambda: Grammar.json_schema({"const": float("nan")}),
             lambda: Grammar.json_schema({"properties": 3, "anyOf": 4}),
             lambda: Grammar.json_schema(reduce(lambda inner, _: {"not": inner}, range(5_000), {})),
+            lambda: Grammar("json_schema", '{"not":' * 5_000 + "{}" + "}" * 5_000),
             lambda: Grammar.json_schema("string"),  # type: ignore[arg-type]
             lambda: Grammar.json_schema(int),
             lambda: Grammar.json_schema({"x-guidance": 1, "type": "string"}),
