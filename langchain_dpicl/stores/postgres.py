@@ -47,11 +47,13 @@ T = TypeVar("T")
 Query = tuple[bytes, Sequence[Any]]
 Answers = list[list[tuple[Any, ...]]]
 
-# Local to each transaction, so that poolers and defaults of roles or databases do not matter.
+# Local to each transaction, so that poolers and defaults of roles or databases do not matter. Servers before 17 know no
+# limit for a transaction.
 _SETTINGS = b"""SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
 set_config('idle_in_transaction_session_timeout', %s, true), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
 WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true),
-set_config('client_min_messages', 'warning', true)"""
+set_config('client_min_messages', 'warning', true),
+CASE WHEN current_setting('transaction_timeout', true) <> '' THEN set_config('transaction_timeout', '0', true) END"""
 # Whatever a role defaults to. A reader's statements have to see one moment, a writer's what stands by their time.
 _READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
