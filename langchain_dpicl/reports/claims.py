@@ -254,6 +254,11 @@ CONTENT_DIGEST = "content_digest"
 """Where a file's report, or a file without one, holds the digest of its content."""
 
 _LEDGER = {"ledger_id", "name", "durable", "storage"}
+_REPORT = {
+    *("report_format", "package", "version", "packages", "ledger", "adjacency", "limits", "promised", "datasets"),
+    *("shares", "stream", "epsilons", "allowed_wrappers", "digest"),
+}
+"""Members of a ledger's report beside its words."""
 
 
 def content_digest(state: Mapping[str, Any]) -> str:
@@ -418,13 +423,22 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
         if exact(total) > exact(limit):
             yield f"limits: shares add to {name} {total!r}, above {limit!r}"
+    _check_ledger(data["ledger"])
     if data["version"] == own_version():
         adjacency = check_adjacency(data["adjacency"])
-        for name in words_of(adjacency, limits["epsilon"]):
+        words = words_of(adjacency, limits["epsilon"])
+        for name in words:
             if not are_words_of(data, name, adjacency, limits["epsilon"]):
                 yield f"{name}: not the words of this version"
-    _check_ledger(data["ledger"])
+        yield from _member_problems(data, _REPORT | set(words))
+        yield from _member_problems(data["ledger"], _LEDGER | {"about"})
+        yield from _member_problems({**data["limits"], **data["promised"]}, set(limits))
     check_wrappers(data.get("allowed_wrappers", []))
+
+
+def _member_problems(data: Mapping[str, Any], known: set[str]) -> Iterator[str]:
+    if unknown := sorted(set(data) - known):
+        yield f"{unknown}: other members than a report of this version has"
 
 
 def sum_over_shares(data: Mapping[str, Any], amounts: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
@@ -616,6 +617,12 @@ def _share_problems(terms: ShareTerms, cost: float, book: VerificationContext, *
     stated = terms.pricing["epsilon"]
     if book.is_misstated(stated, cost) or stated > terms.epsilon:
         yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"
+    for opinion in terms.pricing["opinions"]:
+        low, high = opinion["lower"] or 0.0, opinion["upper"]
+        if low > stated * (1 + RECOMPUTE_TOLERANCE) or (high is not None and low > high):
+            yield f"{names}: pricing says epsilon {stated!r}, and a second opinion from {low!r} to {high!r}"
+    if sealed_at is not None:
+        datetime.fromisoformat(sealed_at)
     for component in terms.components:
         found = (*_asked_problems(component, terms, book), *component_problems(component, book))
         yield from (f"{component.name}: {problem}" for problem in found)

@@ -328,13 +328,47 @@ def delta_above_what_the_data_allow(data: dict[str, Any]) -> None:
     data["limits"]["delta"] = 0.9
 
 
-@pytest.mark.parametrize("tamper", [other_noise_shown, cheaper_pricing, delta_above_what_the_data_allow])
+def opinion_that_contradicts(data: dict[str, Any]) -> None:
+    pricing = share_named(data, "few-shot")["pricing"]
+    pricing["opinions"] = [{"name": "another", "lower": 2 * pricing["epsilon"], "upper": None}]
+
+
+def opinion_that_is_no_interval(data: dict[str, Any]) -> None:
+    share_named(data, "few-shot")["pricing"]["opinions"] = [{"name": "another", "lower": 0.9, "upper": 0.8}]
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        other_noise_shown,
+        cheaper_pricing,
+        delta_above_what_the_data_allow,
+        opinion_that_contradicts,
+        opinion_that_is_no_interval,
+    ],
+)
 def test_numbers_shown_beside_the_events_have_to_fit_them(
     tamper: Callable[[dict[str, Any]], None], report: PrivacyReport
 ) -> None:
     data = report.to_dict()
     tamper(data)
     assert not verify_report(resigned(data)).ok
+
+
+@pytest.mark.parametrize("where", ["certified", "ledger.certified", "limits.certified", "promised.certified"])
+def test_members_that_no_report_of_this_version_has_are_found(where: str, report: PrivacyReport) -> None:
+    data = report.to_dict()
+    holder, name = at(data, where)
+    holder[name] = "epsilon is 0.01"
+    assert any("certified" in problem for problem in verify_report(with_digest(data)).problems)
+    assert verify_report(with_digest({**data, "version": "0.0.9"})).ok
+
+
+@pytest.mark.parametrize("when", [-5, "last week"])
+def test_a_share_is_sealed_at_a_time(when: Any, report: PrivacyReport) -> None:
+    data = report.to_dict()
+    share_named(data, "few-shot")["sealed_at"] = when
+    assert not verify_report(with_digest(data)).ok
 
 
 def test_a_limit_beyond_the_proof_of_the_noise_gap_is_said() -> None:
