@@ -100,14 +100,14 @@ def check_unit_places(release: ReleasePlan, *, name: str = "slots: one unit, one
         "what a model makes of its own prompt: a model that remembers other prompts couples the rows",
     )
     sampler: Any = release.sampler
-    draws = 600
     if isinstance(sampler, PoissonUnits):
         return skipped_result(name, "every unit is a row of its own")
-    if isinstance(sampler, PartitionedSlots | BalancedSlots):
-        units = sampler.public_size
-        draws = min(draws, max(20, 60_000 // units))
-    else:
-        units = 2 * max(1, math.ceil(_TOGETHER * sampler.num_rows / draws))
+    is_fixed = isinstance(sampler, PartitionedSlots | BalancedSlots)
+    size = sampler.public_size if is_fixed else sampler.num_rows
+    draws = min(600, max(20, 60_000 // size))  # of many slots fewer: each draw makes them all
+    units = size
+    if not is_fixed:
+        units = 2 * max(1, math.ceil(_TOGETHER * size / draws))
         sampler = dataclasses.replace(sampler, sampling_rate=1.0, shots_per_slot=units)
     slots, faults = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
     alike, firsts = list[bool](), list[bool]()
@@ -120,7 +120,7 @@ def check_unit_places(release: ReleasePlan, *, name: str = "slots: one unit, one
             faults.append("the number of slots changes")
         alike += [where.get(unit) == where.get(unit + 1) for unit in range(0, units - 1, 2)]
         firsts += [where.get(unit) == 0 for unit in range(units)]
-    if not isinstance(sampler, PartitionedSlots | BalancedSlots) and slots > 1:
+    if not is_fixed and slots > 1:
         fits = ExactTests(2)
         faults += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
         faults += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)

@@ -325,6 +325,15 @@ def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
     assert component_checks.check_unit_places(release).verdict == "violated"
 
 
+def test_of_the_many_slots_of_a_deal_few_draws_are_looked_at() -> None:
+    """Each of them makes all slots: 600 of 10,000 batches took minutes."""
+    from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+
+    release = dataclasses.replace(PLANS["voting"].release, sampler=AllocatedSlots(1.0, 200, 20, 4))
+    found = component_checks.check_unit_places(release)
+    assert (found.verdict, found.runs) == ("sound", 20)
+
+
 def test_the_samples_of_every_label_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots
 
