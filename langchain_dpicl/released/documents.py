@@ -271,9 +271,9 @@ def _topic(pair: Any) -> tuple[str, float]:
 
 
 class _Store(InMemoryVectorStore):
-    """Finds nothing near a text of which the embeddings tell nothing, such as one without a word: the stock one raises.
+    """Finds nothing near texts of which the embeddings tell nothing, such as those without a word: the stock one raises.
 
-    Its public searches, also those for diverse documents, come here.
+    That goes for questions and for documents. Its public searches, also those for diverse documents, come here.
     """
 
     @override
@@ -283,7 +283,10 @@ class _Store(InMemoryVectorStore):
         k: int = 4,
         filter: Callable[[Document], bool] | None = None,
     ) -> list[tuple[Document, float, list[float]]]:
-        return super()._similarity_search_with_score_by_vector(embedding, k, filter) if any(embedding) else []
+        def is_near(document: Document) -> bool:
+            return any(self.store[str(document.id)]["vector"]) and (filter is None or filter(document))
+
+        return super()._similarity_search_with_score_by_vector(embedding, k, is_near) if any(embedding) else []
 
 
 def _check_store(store: Any, embedding: Any) -> VectorStore:

@@ -603,6 +603,14 @@ class TestTheReleasedStore:
             assert retriever.invoke(question) == asyncio.run(retriever.ainvoke(question)) == []
             assert len(retriever.invoke("card")) == 3
 
+    @pytest.mark.parametrize("search", ["similarity", "mmr"])
+    def test_no_document_without_a_word_is_near_a_question(self, search: str) -> None:
+        store = released().to_vector_store()
+        store.add_documents([Document("?!", id="wordless")])
+        assert [found.id for found in store.search("card", search, filter=lambda one: one.id == "wordless")] == []
+        store.delete([one for one in store.store if one != "wordless"])
+        assert store.search("card", search) == []
+
     @pytest.mark.parametrize("is_asked", [True, False])
     def test_a_store_that_takes_an_id_once_is_given_what_it_lacks(self, is_asked: bool) -> None:
         """As FAISS does; one that cannot say what it holds is given everything, as before."""
