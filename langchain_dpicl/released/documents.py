@@ -271,7 +271,7 @@ def _topic(pair: Any) -> tuple[str, float]:
 
 
 class _Store(InMemoryVectorStore):
-    """Finds nothing near texts of which the embeddings tell nothing, such as those without a word: the stock one raises.
+    """Finds nothing near texts of which the embeddings tell nothing, as of one without a word: the stock one raises.
 
     That goes for questions and for documents. Its public searches, also those for diverse documents, come here.
     """

@@ -442,6 +442,6 @@ def _rooms(
     from langchain_dpicl.backends.hf.vocabulary import Vocabulary
 
     tokens = TokenizerMaps(tokenizer, chat=chat)
-    vocabulary = Vocabulary(tokens, facts, ends=[ends] if isinstance(ends, int) else ends)
+    vocabulary = Vocabulary(tokens, facts, ends=ends)
     body = ModelBody(model, facts, filler=vocabulary.filler)
     return Prompts(tokens, eos=vocabulary.eos), Engine(body, vocabulary, row_batch=row_batch, limit=limit)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -37,13 +38,13 @@ class Vocabulary:
     Args:
       tokens: the tokenizer's maps.
       facts: the model's.
-      ends: ids that end the text, the first of which is `eos`; None: the tokenizer's and the model's own.
+      ends: id, or ids, that end the text, the first of which is `eos`; None: the tokenizer's and the model's own.
 
     Raises:
       ConfigurationError: the two do not belong together, or nothing ends a text.
     """
 
-    def __init__(self, tokens: TokenizerMaps, facts: ModelInfo, *, ends: Sequence[int] | None) -> None:
+    def __init__(self, tokens: TokenizerMaps, facts: ModelInfo, *, ends: int | Sequence[int] | None) -> None:
         size = min(facts.width, facts.reads)
         if tokens.size > size:
             raise ConfigurationError(
@@ -99,14 +100,16 @@ class Vocabulary:
         return -1
 
 
-def _ends(tokens: TokenizerMaps, facts: ModelInfo, requested: Sequence[int] | None) -> tuple[int, ...]:
+def _ends(tokens: TokenizerMaps, facts: ModelInfo, requested: int | Sequence[int] | None) -> tuple[int, ...]:
     own = [*([] if tokens.eos is None else [tokens.eos]), *facts.ends]
-    if requested is not None and not all(hasattr(id_, "__index__") for id_ in requested):
+    ends = None
+    with suppress(TypeError, ValueError):
+        ends = tuple(dict.fromkeys(map(operator.index, own if requested is None else np.ravel(requested).tolist())))
+    if ends is None:
         raise ConfigurationError(
             f"expected eos_token_id as an id, or several, found {requested!r}; "
             "tokenizer.convert_tokens_to_ids(token) gives the id of a token"
         )
-    ends = tuple(dict.fromkeys(int(id_) for id_ in (own if requested is None else requested)))
     if not ends:
         raise ConfigurationError(
             "expected a model that can end a text, found no end-of-sequence token in its tokenizer or configuration; "

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -260,9 +261,13 @@ class TestEnds:
     def test_an_end_outside_the_model_is_refused(self):
         with pytest.raises(ConfigurationError, match="eos_token_id between 0 and 419"):
             engine(eos_token_id=420)
-        for name in ("</s>", "12", ["</s>"]):
+        for name in ("</s>", "12", ["</s>"], 1.0, [1.0]):
             with pytest.raises(ConfigurationError, match="expected eos_token_id as an id, or several"):
                 engine(eos_token_id=name)
+
+    @pytest.mark.parametrize("number", [np.int64(9), torch.tensor(9), torch.tensor([9, 30]), np.array([9, 30])])
+    def test_whole_numbers_of_other_libraries_are_ids(self, number):
+        assert engine(eos_token_id=number).eos == 9
 
 
 class TestVocabularies:
