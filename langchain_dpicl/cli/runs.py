@@ -36,6 +36,7 @@ from langchain_dpicl.cli.spending import (
     check_public,
     check_target,
     dry_run,
+    holds_something,
     json_line,
     needed_out,
     new_command,
@@ -213,7 +214,9 @@ def run_label(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     code = release(made, call, shown=_label_line, budget=budget)
     pool = made.result
     if code == DONE and (waiting := len(pool.waiting)):
-        complain(f"label: {waiting} of {len(pool.entries)} inputs wait: the share of {made.component!r} is spent.")
+        saved = "" if holds_something(arguments.out) else f" Nothing is saved in {arguments.out}."
+        spent = f"the share of {made.component!r} is spent.{saved}"
+        complain(f"label: {waiting} of {len(pool.entries)} inputs wait: {spent}")
         return BUDGET_REFUSED
     return code
 

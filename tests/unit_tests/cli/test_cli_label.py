@@ -75,7 +75,10 @@ def test_a_share_that_is_spent_leaves_no_file_but_for_labels_of_its_checkpoint(
     for typed in (kept, (*spent, "--out", "new.json"), (*spent, "--out", "new.json"), (*kept, "--out", "copy.json")):
         monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # as in another process
         assert label(*typed) == 3
-        assert f"{1 + ('new.json' in typed)} of 2 inputs wait: the share of 'labels' is" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"{1 + ('new.json' in typed)} of 2 inputs wait: the share of 'labels' is" in said
+        assert ("Nothing is saved in new.json." in said) == ("new.json" in typed)
+        assert said.count("Nothing is saved") == ("new.json" in typed)
     assert not (folder / "new.json").exists()
     assert (folder / "copy.json").read_text() == (folder / "pool.json").read_text()
 
