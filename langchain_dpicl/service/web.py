@@ -169,6 +169,7 @@ def _budget(tenant: Asking, here: Here) -> dict[str, Any]:
     return here.service.standing(tenant)
 
 
+@public.head("/health", include_in_schema=False)
 @public.get(
     "/health", summary="Whether the ledger and its anchor can be read, without which nothing private is answered."
 )

@@ -270,6 +270,7 @@ async def test_outages_are_503_and_charge_nothing(
     monkeypatch.setattr("langchain_dpicl.service.service._HEALTH_S", 0.0)
     async with asking(config, ledger) as client:
         assert await client.get("/health", None) == {"status": "ok"}
+        assert (await client.send("HEAD", "/health", None)).status_code == 200  # as some probes ask
         kind = type(client.running.service.doors["ask"])
         errors = {
             "model_out": ModelCallError(CANARY),
@@ -286,6 +287,7 @@ async def test_outages_are_503_and_charge_nothing(
         for path, method in (("/health", "GET"), ("/budget", "GET")):
             refused = await client.send(method, path)
             assert (refused.status_code, refused.json()["error"]) == (503, "ledger_out")
+        assert (await client.send("HEAD", "/health", None)).status_code == 503
         assert (await client.ask("another?")).status_code == 503
         assert "dpicl_ledger_up" in (metrics := (await client.send("GET", "/metrics", "operator")).text)
         assert "} 0.0" in metrics.splitlines()[2]
