@@ -104,7 +104,7 @@ def _action(
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("where", help=where)
-    command.add_argument("--name", help="which of the ledgers there (default: budget)")
+    command.add_argument("--name", help="which of the ledgers there (default: budget, which commands that spend open)")
     command.set_defaults(act=act)
     return command
 
