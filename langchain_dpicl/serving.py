@@ -48,7 +48,7 @@ from langchain_dpicl.backends.sync_async import Call, EffectGenerator, LimitConc
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
-from langchain_dpicl.tasks import public_text
+from langchain_dpicl.tasks import public_text, unread_parts
 
 # An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
 # `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
@@ -366,7 +366,13 @@ def text_prompt(backend: Any, text: str) -> Prompt:
 
 
 def chat_prompt(backend: Any, messages: Sequence[BaseMessage]) -> Prompt:
-    """Returns messages as the engine reads them: by its chat template, or as one text where it has none."""
+    """Returns messages as the engine reads them: by its chat template, or as one text where it has none.
+
+    Text alone is read. Where none stands beside a picture, or nothing was said, an answer would be to no question.
+    """
+    unread = [kind for message in messages for kind in unread_parts(message)]
+    if not any(str(message.text) for message in messages) and (unread or not messages):
+        raise fail("messages", "text", unread)
     if not is_chat(backend):
         return text_prompt(backend, flatten_messages(messages))
     turns = [{"role": _role(message), "content": str(message.text)} for message in messages]

@@ -169,7 +169,7 @@ def public_text(name: str, value: Any) -> str:
         value = ChatPromptValue(messages=value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
-    if unread := _unread(value):
+    if unread := unread_parts(value):
         raise fail(name, "text alone", unread, "A row is a prompt of text: say it in words.")
     text = _content(value)
     if text is None:
@@ -186,7 +186,7 @@ _READ = frozenset(
 """Kinds of content of a message that are its text, or a model's steps, which ask nothing. Its text lacks all others."""
 
 
-def _unread(value: Any) -> list[str]:
+def unread_parts(value: Any) -> list[str]:
     """Returns the kinds of content of messages that hold a part of what is asked and are no text."""
     messages = value.to_messages() if isinstance(value, PromptValue) else [value]
     blocks = [block for each in messages if isinstance(each, BaseMessage) for block in each.content]

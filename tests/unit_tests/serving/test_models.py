@@ -228,6 +228,17 @@ class TestChatPrompts:
         assert flatten_messages([human, AIMessage(" A")]) == "H A"
         assert flatten_messages([human, answer, human, answer]) == "H\nA\n\nH\nA"
 
+    @pytest.mark.parametrize(
+        ("asked", "found"),
+        [([], r"\[\]"), ([HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])], "image_url")],
+    )
+    def test_a_question_without_any_text_is_refused(self, asked: list[Any], found: str):
+        model = ChatEmbedded()
+        for ask in (model.invoke, lambda messages: list(model.stream(messages))):
+            with pytest.raises(ConfigurationError, match=f"messages: expected text, found .*{found}"):
+                ask(asked)
+        assert model.invoke([SystemMessage("Say a word.")]).content
+
     def test_text_blocks_are_read_and_others_ignored(self):
         blocks = [{"type": "text", "text": "one"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
         assert flatten_messages([HumanMessage(blocks)]) == "one"
