@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.runnables import RunnableConfig
@@ -73,6 +73,9 @@ class PrivateTool(BaseTool):
     async def astanding(self, config: RunnableConfig) -> dict[str, Any]:
         """Async version of `standing`; where the ledger may have to be waited for, in a thread."""
         return await run_in_thread(lambda: self.standing(config), is_slow=may_wait(self.component.budget))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return self.component.__reduce_ex__(protocol)  # which is refused
 
     @override
     def _run(

@@ -25,6 +25,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     ModelCallError,
     PrivacyBudgetExceededError,
+    PrivateAccessError,
     TenantCapExceededError,
 )
 from langchain_dpicl.runs.query_runnable import QueryRunnable
@@ -148,6 +149,14 @@ def test_an_error_leaves_the_run_that_it_carries_in_its_process(house: House, ki
     again = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     assert (type(again), again.args) == (kind, ("the model is down.",))
     assert getattr(again, "run", None) is None
+
+
+def test_a_tool_is_pickled_as_little_as_its_component(house: House) -> None:
+    tool = house.voter().as_tool()
+    with pytest.raises(PrivateAccessError, match=r"^DPVotingRunnable: cannot be pickled: a copy would spend"):
+        pickle.dumps(tool)
+    assert copy.copy(tool).component is tool.component
+    assert copy.deepcopy(tool).component.share is tool.component.share
 
 
 def test_the_component_has_the_last_word_on_caps(house: House) -> None:
