@@ -142,27 +142,27 @@ class _ByLength(Strategy):
     """The first examples that fit, by LangChain's length-based selector."""
 
     def __init__(self, examples: Sequence[Example], options: ByLength, example_prompt: Any) -> None:
-        template = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
-        self._fields = set(template.input_variables)
+        self._template = Template.of("example_prompt", example_prompt)
         self._selector = LengthBasedExampleSelector(
-            examples=[self._checked(example) for example in examples],
-            example_prompt=template,
+            examples=[self._filled(example) for example in examples],
+            example_prompt=PromptTemplate.from_template("{text}"),
             max_length=options.max_length,
             **({} if options.get_text_length is None else {"get_text_length": options.get_text_length}),
         )
 
     @override
     def select(self, values: Mapping[str, Any]) -> list[Example]:
-        return _copies(self._selector.select_examples(_texts(values)))
+        return _copies([found["example"] for found in self._selector.select_examples(_texts(values))])
 
     @override
     def add(self, example: Example, input_text: str) -> None:
-        self._selector.add_example(self._checked(example))
+        self._selector.add_example(self._filled(example))
 
-    def _checked(self, example: Example) -> Example:
-        if missing := sorted(self._fields - set(example)):
+    def _filled(self, example: Example) -> dict[str, Any]:
+        """Returns the example beside its text: a template of LangChain's takes no field called `stop`."""
+        if missing := sorted(set(self._template.names) - set(example)):
             raise fail("example_prompt", f"a template with fields among {sorted(example)}", missing)
-        return dict(example)
+        return {"text": self._template.fill(example), "example": dict(example)}
 
 
 class _ByVectors(Strategy):

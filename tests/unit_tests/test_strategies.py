@@ -292,6 +292,16 @@ class TestByLength:
         with pytest.raises(ConfigurationError, match="get_text_length"):
             check_strategy(ByLength(get_text_length=3))
 
+    def test_a_field_that_langchain_has_its_own_use_for_is_read(self):
+        """Labels may be called so; their template is read behind the last paid one."""
+        pool = [{"text": "a b", "stop": "card"}, {"text": "c", "stop": "transfer"}]
+        made = make_strategy(
+            ByLength(max_length=4), pool_examples=pool, input_texts=["a b", "c"], example_prompt="{text} {stop}"
+        )
+        made.add({"text": "d", "stop": "fees"}, "d")
+        assert made.select({"input": "x"}) == pool[:1]
+        assert made.select({"input": ""}) == pool[:1]
+
     def test_a_template_with_a_field_that_examples_lack_is_refused(self):
         with pytest.raises(ConfigurationError, match="title"):
             strategy(ByLength(), example_prompt="{text} {title}")
