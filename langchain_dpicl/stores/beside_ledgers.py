@@ -727,17 +727,27 @@ class FileAnchor:
           LedgerUnavailableError: the file cannot be locked or written; what it knew it still knows.
           LedgerError: it is no anchor.
         """
+        self.write_lines(ledger_id, [(seq, head)])
+
+    def write_lines(self, ledger_id: str, lines: Sequence[tuple[int, str]]) -> None:
+        """Does what `write` does with one line after the other, at the cost of one.
+
+        Args:
+          ledger_id: random name of the ledger.
+          lines: number and hash of each, in their order.
+        """
         with self._alone():
             known = self._load()
             last = known.get(ledger_id)
-            if last is not None and last.seq == seq and last.hash != head:
+            if last is not None and dict(lines).get(last.seq, last.hash) != last.hash:
                 raise LedgerRollbackError(
-                    f"ledger {ledger_id}: line {seq} is anchored with another hash in {self.description}: the ledger "
-                    "has two histories. Nothing is granted; find the copy that was used meanwhile."
+                    f"ledger {ledger_id}: line {last.seq} is anchored with another hash in {self.description}: the "
+                    "ledger has two histories. Nothing is granted; find the copy that was used meanwhile."
                 )
-            if last is None or last.seq < seq:
-                self._save({**known, ledger_id: LedgerHead(seq, head)})
-            elif last.seq == seq:  # as at an opening; not for each line of a process that lags
+            newest = LedgerHead(*lines[-1])
+            if last is None or last.seq < newest.seq:
+                self._save({**known, ledger_id: newest})
+            elif last == newest:  # as at an opening; not for each line of a process that lags
                 self._check_replaceable()
 
     def _load(self) -> dict[str, LedgerHead]:

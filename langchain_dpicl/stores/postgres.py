@@ -1078,14 +1078,24 @@ class PostgresAnchor(_PostgresTables):
           LedgerRollbackError: the same number is known with another hash: two copies of one ledger were written to.
           LedgerUnavailableError: the server cannot be reached or written.
         """
-        query = self._tables.query
+        self.write_lines(ledger_id, [(seq, head)])
+
+    def write_lines(self, ledger_id: str, lines: Sequence[tuple[int, str]]) -> None:
+        """Does what `write` does with one line after the other, at the cost of two.
+
+        Args:
+          ledger_id: random name of the ledger.
+          lines: number and hash of each, in their order.
+        """
+        query = self._tables.query(_ANCHOR)
         with self._link.turn() as turn:
-            asked: list[Query] = [(query(_ANCHOR), [ledger_id, seq, head]), (query(_ANCHORED), [ledger_id])]
-            known = turn.begin(asked)[1][0]
-            if known[0] == seq and known[1] != head:
+            # The first one locks the row, also where it changes nothing.
+            asked: list[Query] = [(query, [ledger_id, *lines[0]]), (self._tables.query(_ANCHORED), [ledger_id])]
+            seq, head = turn.begin(asked)[1][0]
+            if dict(lines).get(seq, head) != head:
                 msg = f"ledger {ledger_id}: line {seq} is known here with another hash. Two copies were written to."
                 raise LedgerRollbackError(msg)
-            turn.commit()
+            turn.commit(*((query, [ledger_id, *line]) for line in lines[1:][-1:]))
 
 
 # Tables carry their version in their names: losing what older ones hold costs budget only.

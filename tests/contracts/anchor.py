@@ -64,6 +64,21 @@ class AnchorContract:
             self.reopen(anchor).write(LEDGER, 3, OTHER_HASH)
         assert anchor.read(LEDGER) == (3, HASH)
 
+    def test_lines_that_follow_each_other_are_remembered_at_once_as_one_by_one(self, anchor: LedgerAnchor) -> None:
+        write_lines = getattr(anchor, "write_lines", None)
+        if write_lines is None:
+            pytest.skip("it takes one line at a time")
+        write_lines(LEDGER, [(seq, HASH) for seq in range(1, 4)])
+        assert self.reopen(anchor).read(LEDGER) == (3, HASH)
+        write_lines(LEDGER, [(1, HASH), (2, HASH)])
+        assert anchor.read(LEDGER) == (3, HASH)
+        for first in (2, 3):  # another history: it is found at the line that is known
+            with pytest.raises(LedgerRollbackError):
+                write_lines(LEDGER, [(seq, OTHER_HASH) for seq in range(first, 9)])
+            assert anchor.read(LEDGER) == (3, HASH)
+        write_lines(LEDGER, [(3, HASH), (4, OTHER_HASH), (5, OTHER_HASH)])
+        assert (anchor.read(LEDGER), anchor.read(OTHER)) == ((5, OTHER_HASH), None)
+
     def test_writers_at_once_leave_the_last_line(self, anchor: LedgerAnchor) -> None:
         handles = [anchor, *(self.reopen(anchor) for _ in range(3))]
 

@@ -36,6 +36,9 @@ class LedgerAnchor(Protocol):
       - An older line never replaces a newer one, and raises nothing: another process wrote a later line first.
       - A line never replaces another line of the same number: that raises a `LedgerRollbackError`, since two ledgers
         have diverged. A failed read or write is a `LedgerUnavailableError`.
+
+    One that also has `write_lines(ledger_id, lines)` gets several lines at once, as pairs of number and hash in their
+    order, and does what as many calls of `write` do, with none of another process between them.
     """
 
     @property
@@ -72,10 +75,19 @@ def read_anchor(anchor: LedgerAnchor, ledger_id: str) -> tuple[int, str] | None:
     return _asked(lambda: anchor.read(ledger_id), f"read {anchor.description}")
 
 
-def write_anchor(anchor: LedgerAnchor, ledger_id: str, last: tuple[int, str]) -> None:
-    """Stores the ledger's last line in the anchor; errors as `read_anchor`."""
-    charged = f" What the ledger holds up to line {last[0]} stays charged."
-    _asked(lambda: anchor.write(ledger_id, *last), f"write to {anchor.description}", charged)
+def write_anchor(anchor: LedgerAnchor, ledger_id: str, *lines: tuple[int, str]) -> None:
+    """Stores the ledger's last line in the anchor, or several one by one; errors as `read_anchor`."""
+
+    def write() -> None:
+        at_once = getattr(anchor, "write_lines", None)  # which an anchor need not have
+        if at_once is not None and len(lines) > 1:
+            at_once(ledger_id, lines)
+            return
+        for line in lines:
+            anchor.write(ledger_id, *line)
+
+    charged = f" What the ledger holds up to line {lines[-1][0]} stays charged."
+    _asked(write, f"write to {anchor.description}", charged)
 
 
 def _asked(action: Callable[[], T], wanted: str, advice: str = "") -> T:
@@ -234,16 +246,13 @@ class AnchoredWriter(OutageWriter):
         return self._state.head if known[0] == self._state.seq else self._untold.get(known[0])
 
     def _anchor_lines(self, last: tuple[int, str]) -> None:
-        """Writes the new lines up to the last durable one to the anchor one by one, and checks that it holds that.
+        """Writes the new lines up to the last durable one to the anchor, and checks that it holds that.
 
-        One by one, because of two diverging copies one then finds the other's line of the same number.
+        All of them, because of two diverging copies one then finds the other's line of the same number.
         """
         name = self.header.ledger_id
-        if not self._adopts:
-            for line in self._untold.items():
-                if line[0] < last[0]:
-                    write_anchor(self.anchor, name, line)
-        write_anchor(self.anchor, name, last)
+        before = [] if self._adopts else [line for line in self._untold.items() if line[0] < last[0]]
+        write_anchor(self.anchor, name, *before, last)
         known = read_anchor(self.anchor, name)
         if known is not None and known[0] < last[0]:
             msg = (

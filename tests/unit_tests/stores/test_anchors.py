@@ -14,10 +14,13 @@ import pytest
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.stores import FileAnchor, beside_ledgers
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.stores import FileAnchor, SQLiteStore, beside_ledgers
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
+from tests.ledgers import use_simple_prices
 
 
 class TestFileAnchor(AnchorContract):
@@ -242,6 +245,25 @@ def test_a_budget_is_not_opened_with_an_anchor_that_its_next_line_could_not_repl
     assert main(["ledger", "verify", str(ledger), "--anchor", str(path)]) == 0  # it only reads
     monkeypatch.undo()
     PrivacyBudgetCallbackHandler.open(ledger, anchor=path).close()
+
+
+def test_a_ledger_that_went_on_without_its_anchor_is_caught_up_with_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that was not given it would hold up each one that was: a wait for the disk for each of its lines."""
+    ledger, saved = path.with_name("budget.db"), []
+    use_simple_prices(monkeypatch)
+    PrivacyBudgetCallbackHandler.create(ledger, epsilon=1.0, delta=1e-6, anchor=path).close()
+    without = PrivacyBudgetCallbackHandler.open(ledger, most_held=1)
+    share = without.budget.declare("c", tickets=(Ticket("t", PureEvent(0.01), max_count=50),), epsilon=1.0)
+    for _ in range(20):
+        share.reserve("t")
+    without.close()
+    save = FileAnchor._save
+    monkeypatch.setattr(FileAnchor, "_save", lambda self, known: saved.append(known) or save(self, known))
+    PrivacyBudgetCallbackHandler.open(ledger, anchor=path).close()
+    [known] = saved
+    assert [line.seq for line in known.values()] == [len(SQLiteStore(ledger).records())]
 
 
 def test_a_line_that_the_anchor_has_passed_asks_no_more_of_the_system(
