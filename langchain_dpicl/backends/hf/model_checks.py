@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,8 +28,22 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
 _CALLED_INSTEAD = ("forward", "_compiled_call_impl")
 """Instance attributes that replace a method of the module's class."""
+_HELD = (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook")
+"""Attributes of a module that may hold code of others."""
 
 _TRUSTED_PACKAGES = frozenset({"torch", "transformers", "langchain_dpicl"})
+
+
+def parts_of(model: Any) -> list[Any]:
+    """Returns a model and all its parts, as `model.modules()` does, which takes five times as long."""
+    parts: dict[int, Any] = {}
+    todo = [model]
+    while todo:
+        part = todo.pop()
+        if part is not None and id(part) not in parts:
+            parts[id(part)] = part
+            todo += part._modules.values()  # noqa: SLF001  no public way
+    return [*parts.values()]
 
 
 def end_training_mode(model: Any) -> None:
@@ -39,7 +54,7 @@ def end_training_mode(model: Any) -> None:
     Raises:
       CapabilityError: a part stays in training mode.
     """
-    parts = list(model.modules())
+    parts = parts_of(model)
     if any(part.training for part in parts):
         model.eval()
         for part in parts:
@@ -61,15 +76,15 @@ class Hooks:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._named = allowed_wrappers()
-        self._judged: dict[tuple[type, str], tuple[Any, Any]] = {}
+        self._judged: dict[type, list[Any]] = {}
         self.check()
 
     def check(self) -> None:
         """Inspects the model as it is now; raises UnsilencableModelError if foreign code would see private values."""
         end_training_mode(self._model)
-        parts = list(self._model.modules())
+        parts = parts_of(self._model)
         kinds = {type(part) for part in parts}
-        hooked = [part for part in parts if _holds_any(vars(part))]
+        hooked = [part for part in parts if any(map(vars(part).get, _HELD))]
         shared = [hooks for name in _GLOBAL_HOOKS if (hooks := getattr(modules, name, None))]
         changed = [kind for kind in kinds if self._is_changed(kind)]
         if not (hooked or shared or changed):
@@ -78,16 +93,13 @@ class Hooks:
         for place, value in _standing(hooked, shared, changed):
             if culprit := self._culprit(bench, value):
                 raise UnsilencableModelError(_message(type(self._model).__name__, culprit, place))
-        for kind in changed:
-            self._judged |= {(kind, name): _state(kind, name) for name in _CALLED}
+        self._judged |= {kind: _methods(kind) for kind in changed}
 
     def _is_changed(self, kind: type) -> bool:
         """Whether a class's methods differ from those that were inspected."""
-        for name in _CALLED:
-            seen, now = self._judged.get((kind, name), (None, None)), _state(kind, name)
-            if seen[0] is not now[0] or seen[1] is not now[1]:  # by identity, as proxies say that they are equal
-                return True
-        return False
+        seen = self._judged.get(kind)
+        # By identity, as proxies say that they are equal.
+        return seen is None or not all(map(operator.is_, _methods(kind), seen))
 
     def _culprit(self, bench: AcceptedWrappers, value: Any) -> str:
         """Returns the package that may not hook there; accelerate's hook objects hold no code and count by class."""
@@ -100,13 +112,10 @@ class Hooks:
         return bench.culprit(value)
 
 
-def _holds_any(attributes: dict[str, Any]) -> bool:
-    return any(attributes.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
-
-
-def _state(kind: type, name: str) -> tuple[Any, Any]:
-    value = static_attribute(kind, name)
-    return value, getattr(value, "__code__", None)
+def _methods(kind: type) -> list[Any]:
+    """Returns what runs when a module of this class is called: its methods, and the code of each."""
+    methods = [static_attribute(kind, name) for name in _CALLED]
+    return [*methods, *(getattr(method, "__code__", None) for method in methods)]
 
 
 def _standing(hooked: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:

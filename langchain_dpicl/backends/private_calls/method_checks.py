@@ -422,7 +422,10 @@ def attribute(value: Any, name: str) -> Any:
 
 def static_attribute(kind: type, name: str) -> Any:
     """Returns a class attribute without running descriptors or `__getattr__`."""
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    for base in kind.__mro__:
+        if name in (own := vars(base)):
+            return own[name]
+    return None
 
 
 def package_label(module: str) -> str:
