@@ -452,8 +452,9 @@ def released_demonstration_problems(holder: Mapping[str, Any], component: Compon
     Formal guarantees:
       - No problem means: the component's tickets pay for as many demonstrations of each of its labels, on a stream in
         each run; and what the file's plan shows of the component's plan is the same. Of a baseline nothing is paid for.
-      - What the file's plan shows beside that (the model, the wording: another process may write on with others), and
-        that the texts are those that were released, is their sender's word; some may have been taken out.
+      - What the file's plan shows beside that (the model, the wording, the declared field of an open label: another
+        process may write on with others), and that the texts are those that were released, is their sender's word; some
+        may have been taken out.
     """
     report, examples = holder["report"], holder["examples"]
     if component is None and {"budget", "report_format"}.isdisjoint(report):
@@ -467,7 +468,9 @@ def released_demonstration_problems(holder: Mapping[str, Any], component: Compon
     if canonical_json({name: told.get(name, value) for name, value in own.items()}) != canonical_json(own):
         yield f"plan: expected what {component.name!r} shows, found another"
     declared = {item["dataset_id"]: item for item in report["budget"]["datasets"]}[component.partition]
-    key, fields = declared["label_key"], {declared["text_key"], declared["label_key"]} - {None}
+    # An open label is of a declared field that does not split the units.
+    key, own_label = declared["label_key"], told.get("label_key", declared["label_key"])
+    fields = {declared["text_key"], *({own_label} & {key, *declared["extra_fields"]} - {None})}
     if not all(set(one) <= fields and all(isinstance(text, str) for text in one.values()) for one in examples):
         yield f"examples: expected texts under {sorted(fields)} alone, found others"
     counts = Counter(None if None in plan.sizes else example.get(key) for example in examples)

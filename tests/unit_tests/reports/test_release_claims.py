@@ -30,7 +30,7 @@ from langchain_dpicl import (
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SealedShareError
-from langchain_dpicl.options import LogitNoise, Topics
+from langchain_dpicl.options import GenerationTask, LogitNoise, OpenLabel, Topics
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -455,6 +455,21 @@ def test_demonstrations_of_no_label_are_as_many_as_their_tickets() -> None:
     assert_found(more.verify(), "3 were released, its tickets allow 2")
 
 
+@pytest.mark.parametrize("values", [None, (" card", " my")], ids=["written by the model", "of a public list"])
+def test_demonstrations_with_an_open_label_verify_and_others_than_its_field_do_not(values: Any, tmp_path: Path) -> None:
+    said = [{"text": "my card is gone", "queue": "card", "note": "late"}] * 50
+    private = PrivateExamples(said, public_size=3000, fields=("queue", "note"))
+    task = GenerationTask(open_label=OpenLabel("queue", values=values))
+    out = _run(Budget(epsilon=4.0, delta=1e-6), private, task=task).run(progress=False)
+    assert {frozenset(example) for example in out.examples} == {frozenset({"text", "queue"})}
+    assert out.verify().problems == ()
+    out.save(tmp_path / "demos.json")
+    assert ReleasedDemonstrations.load(tmp_path / "demos.json").verify().ok
+    state = json.loads(out.to_json())
+    state["examples"][0]["note"] = "late"
+    assert_found(verify_report(sealed(state)), "expected texts under ['queue', 'text'] alone")
+
+
 @pytest.mark.parametrize(
     "made",
     [paid, lambda: _counted().report, lambda: Budget(epsilon=1, delta=1e-6).report().to_dict()],
@@ -474,4 +489,17 @@ def test_demonstrations_of_another_model_under_the_sealed_plan_verify() -> None:
     with pytest.raises(PrivacyBudgetExceededError):
         run.run()
     assert run.result.plan["instruction"] == "Write a message."
+    assert run.result.verify().problems == ()
+
+
+def test_demonstrations_with_labels_of_a_public_list_under_a_plan_sealed_without_them_verify() -> None:
+    budget = Budget(epsilon=4.0, delta=1e-6)
+    private = PrivateExamples([{"text": "my card is gone", "queue": "card"}] * 50, public_size=3000, fields=("queue",))
+    with closing(_run(budget, private).stream()) as stream:
+        next(stream)
+    task = GenerationTask(open_label=OpenLabel("queue", values=("card", "cash")))
+    run = _run(Budget.open(budget._store), private, task=task)
+    with pytest.raises(PrivacyBudgetExceededError):
+        run.run()
+    assert set(run.result.examples[0]) == {"text", "queue"}
     assert run.result.verify().problems == ()
