@@ -55,7 +55,7 @@ class WordColumns:
     Attributes:
       tokens: tokens that may be candidates beside the public ones.
       is_only: whether nothing else is: a word was begun that only the tree holds.
-      ends_word: whether a word was just finished, so that no letter may follow.
+      ends_word: whether a word was just finished, so that no letter may follow but of a longer released word.
       added: of `tokens`, those that were no public candidate; set where candidates are narrowed.
     """
 
@@ -121,15 +121,14 @@ class WordTree:
     def behind(self, tokens: Sequence[Token], text: str) -> dict[Token, Hashable | None]:
         """Returns the tokens that may go on behind released ones, each with the place that it goes on from.
 
-        They continue a word whose beginning stands at the end, the longest beginning first, or begin one; there are no
-        more than `MOST_COLUMNS`.
+        They continue a word whose beginning (also a shorter word) stands at the end, the longest beginning first, or
+        begin one; there are no more than `MOST_COLUMNS`.
         """
         last = " " + text.rpartition(" ")[2]
         begun: list[Hashable] = [tuple(tokens[-size:]) for size in range(min(MOST_LETTERS, len(tokens)), 0, -1)]
         found: dict[Token, Hashable | None] = {}
         for place in (*begun, last, last.encode("utf-8")):
-            if place not in self.ends:
-                found |= {token: place for token in self.edges.get(place, {}) if token not in found}
+            found |= {token: place for token in self.edges.get(place, {}) if token not in found}
         found |= {token: None for token in self.after(None) if token not in found}
         return dict(islice(found.items(), MOST_COLUMNS))
 
@@ -445,13 +444,14 @@ class DecodingSpec:
         return others.joined(end)
 
     def _with_words(self, domain: Domain, others: Domain, words: WordColumns) -> Domain:
-        """Returns public candidates with those of released words; behind a whole word none that is a letter."""
+        """Returns public candidates with those of released words; behind a whole word no letters but of a longer one."""
         public = frozenset(others.keys)
         words.added = frozenset(words.tokens) - public
         found = others.joined(self._columns_of(domain, [token for token in words.tokens if token in words.added]))
         if not words.ends_word:
             return found
-        goes_on = [self.backend.decode([token])[:1].isalnum() for token in found.keys]
+        of_words = frozenset(words.tokens)
+        goes_on = [token not in of_words and self.backend.decode([token])[:1].isalnum() for token in found.keys]
         return found.only(~np.array(goes_on, dtype=bool))
 
     def _columns_of(self, domain: Domain, tokens: Sequence[Token]) -> Domain:

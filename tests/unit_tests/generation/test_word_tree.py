@@ -118,6 +118,21 @@ class TestTheTree:
         assert ways[b"da"] == " vel"
         assert ways[b" vel"] is None
 
+    @pytest.mark.parametrize("words", [["velda", "veldas"], ["veldas", "velda"]], ids="-".join)
+    @pytest.mark.parametrize(
+        ("engine", "written"),
+        [
+            (FakeBackend(lambda *_: PUBLIC, vocabulary=[" vel", "da", "s"]), (b" vel", b"da")),
+            (api(), (b" vel", b"da")),
+        ],
+        ids=["vocabulary", "api"],
+    )
+    def test_goes_on_behind_a_word_that_begins_another(self, engine: Any, written: Any, words: list[str]) -> None:
+        tree = WordTree.of(words, engine)
+        ways = tree.behind(written, " velda")
+        assert tree.step(ways[b"s"], b"s") is None
+        assert ways[b" vel"] is None
+
     def test_has_no_more_first_tokens_than_a_plan_declares(self) -> None:
         words = ["".join(chr(97 + place // 26**digit % 26) for digit in range(4)) for place in range(400)]
         assert len(WordTree.of(words, api()).after(None)) <= MOST_COLUMNS
@@ -138,6 +153,20 @@ class TestTexts:
         assert verify_report(made.result).ok
         plain, _ = few_shot(api(), decoding=Decoding())
         assert "vel" not in plain.run(progress=False).examples[0]["text"]
+
+    def test_say_a_word_that_goes_on_behind_another_word(self) -> None:
+        """As a plural behind its singular: both are released, the records say the plural."""
+
+        def distribution(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+            said = b"".join(prefix).decode()
+            if "veldas" not in prompt:
+                return PUBLIC
+            return {"s": 1.0} if said.endswith(" velda") else {"": 1.0} if said else {" vel": 1.0}
+
+        llm = FakeBackend(distribution, vocabulary=[" a", " the", " of", " vel", "da", "s", "x"])
+        made, words = few_shot(llm, notes=["veldas"] * 300 + ["velda"] * 100)
+        assert {"velda", "veldas"} <= {word for group in words.groups for word, _ in group.words}
+        assert made.run(progress=False).examples[0]["text"] == "veldas"
 
     @pytest.mark.parametrize("noise", ["gumbel", "gaussian", LogitNoise("clip_and_blend", clip=20.0)])
     def test_of_a_whole_vocabulary_have_the_words_too(self, noise: Any) -> None:
