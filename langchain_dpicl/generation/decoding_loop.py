@@ -444,7 +444,7 @@ class DecodingSpec:
         return others.joined(end)
 
     def _with_words(self, domain: Domain, others: Domain, words: WordColumns) -> Domain:
-        """Returns public candidates with those of released words; behind a whole word no letters but of a longer one."""
+        """Returns public candidates with those of released words; behind a whole word a letter of a longer one only."""
         public = frozenset(others.keys)
         words.added = frozenset(words.tokens) - public
         found = others.joined(self._columns_of(domain, [token for token in words.tokens if token in words.added]))

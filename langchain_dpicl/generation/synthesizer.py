@@ -636,9 +636,10 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _burnt_for(self, label: str | None) -> int:
         """Returns how many tickets the texts of a label name as theirs."""
         drafts = [draft for draft in self._drafts.values() if draft.label == label]
-        if self._deals is not None:  # one for all; texts of a grammar's own tokens alone need none
+        if self._deals is not None:  # one for all; texts of a grammar's own tokens alone need none, nor drawn labels
             pays = self._script.grammar is None
-            return int(any(draft.spent or (pays and (draft.tokens or draft.values)) for draft in drafts))
+            drawn = {self._script.wording.label_key} if self._script.open_labels else set()
+            return int(any(draft.spent or (pays and (draft.tokens or draft.values.keys() - drawn)) for draft in drafts))
         return sum(draft.spent.total() for draft in drafts)
 
     def _reserved_for(self, label: str | None) -> int:

@@ -167,18 +167,26 @@ def test_the_tokens_of_a_block_that_failed_are_in_the_file(process: Process) -> 
     assert words(made.result) < words(again.result)
 
 
-def test_a_label_that_was_drawn_or_written_goes_on_with_its_text(process: Process) -> None:
+@pytest.mark.parametrize(("failing_call", "sampling"), [(3, "poisson"), (1, "poisson"), (1, "disjoint")])
+def test_a_label_that_was_drawn_goes_on_with_its_text(process: Process, failing_call: int, sampling: Any) -> None:
     private = PrivateExamples(RECORDS, fields=("topic",), public_size=400, dataset_id=f"open {process.folder.name}")
     task = GenerationTask(record_prompt="{topic}: {text}", open_label=OpenLabel("topic", values=LABELS))
 
     def build(**options: Any) -> DemonstrationSynthesizer:
         budget = Budget.open(SQLiteStore(process.ledger))
         return synthesizer(
-            private, budget=budget, checkpoint=process.file, component="open", task=task, max_tokens=TOKENS, **options
+            private,
+            budget=budget,
+            checkpoint=process.file,
+            component="open",
+            task=task,
+            max_tokens=TOKENS,
+            rows=Rows(slots=10, sampling=sampling),
+            **options,
         )
 
     with pytest.raises(RunInterruptedError):
-        build(llm=engine(fail_public_call=3)).run(progress=False)
+        build(llm=engine(fail_public_call=failing_call)).run(progress=False)
     drawn = entries_in(process.file)[-1]["values"]["topic"]
     assert build().run(progress=False).examples[0]["topic"] == drawn
 
