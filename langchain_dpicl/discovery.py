@@ -14,7 +14,7 @@ from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, awaitable
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.distributed import tickets_missing
 from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.planning.share_plan import (
     FOR_THRESHOLDS,
@@ -812,8 +812,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     def _value(self) -> ReleasedWords:
         if all(item.words is None for item in self._items):
             if self.is_finished:
-                msg = f"{self.component!r}: its tickets burnt without a result. Declare another component."
-                raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
+                raise tickets_missing(self.component, len(self._items))
             raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)
         report = self.report

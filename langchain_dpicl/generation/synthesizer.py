@@ -36,6 +36,7 @@ from langchain_dpicl.distributed import (
     RemoteExecution,
     TurnLostError,
     Workplace,
+    tickets_missing,
 )
 from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.decoding_loop import (
@@ -962,6 +963,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
 
     def _value(self) -> ReleasedDemonstrations:
+        if self.is_finished and not self._written():
+            raise tickets_missing(self.component, self._num_texts)
         report = self.report
         shown = {**report["plan"], **self._script.to_dict()}
         return ReleasedDemonstrations(tuple(self.demonstrations), report, shown)

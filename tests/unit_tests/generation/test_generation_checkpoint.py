@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import Budget, Decoding, Rows
+from langchain_dpicl import Budget, Decoding, DPFewShotPromptTemplate, Rows
 from langchain_dpicl.backends.sync_async import concurrency_limit
-from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
+from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetExceededError, RunInterruptedError
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import deal_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -133,6 +133,22 @@ def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(process: Process) -
     made = process.start(rows=deal)
     assert [example["topic"] for example in made.run(progress=False).examples] == ["card", "transfer", "transfer"]
     assert process.start(rows=deal).is_finished
+
+
+@pytest.mark.parametrize("rows", [Rows(sampling="disjoint", slots=10), Rows(units=20, redraw_every="run")])
+def test_a_run_that_lost_the_tickets_of_all_texts_says_so_and_is_no_result(process: Process, rows: Rows) -> None:
+    given: dict[str, Any] = {"rows": rows, "shots_per_label": 1}
+    for _ in LABELS:
+        killed(process, "burn", 1, **given)
+    made = process.start(**given)
+    for _ in range(2):
+        with pytest.raises(PrivacyBudgetExceededError, match="requested 2 more, remaining 0"):
+            made.run(progress=False)
+    with pytest.raises(PrivacyBudgetExceededError):
+        process.start(**given).result  # noqa: B018
+    prompt = {"example_prompt": "{text} -> {topic}", "suffix": "{question} ->"}
+    with pytest.raises(PrivacyBudgetExceededError):
+        DPFewShotPromptTemplate.from_run(made, **prompt)
 
 
 def test_a_deal_ends_also_where_its_last_line_could_not_be_written(
