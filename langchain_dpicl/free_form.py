@@ -43,7 +43,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetExceededError
 from langchain_dpicl.options import (
     LLM,
     EmbeddingAnswers,
@@ -262,7 +262,7 @@ class CandidateAnswers:
 
     Attributes:
       zero_shot: an answer of the public model; "" if there is none.
-      candidates: distinct answers to choose from, or to take keywords from.
+      candidates: distinct answers to choose from, or to take keywords from; none where no ticket is left.
     """
 
     zero_shot: str
@@ -318,16 +318,17 @@ class CandidateSource:
     def before(
         self, prompt: str, query: Mapping[str, str], config: RunnableConfig, *, pays: bool = True
     ) -> EffectGenerator[CandidateAnswers]:
-        """Makes the public calls before the ticket is reserved, if one is left (an effect generator)."""
+        """Makes the public calls before the ticket is reserved; without one, that for the zero-shot answer alone."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
-        own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
-        if pays:
-            answers: tuple[str, ...] = ()
-            if not self._door.tells_failures:
-                answers = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
-            # Private calls have limits of their own, and no cache: a call made as they are made shows what they meet.
-            yield from self._door.check(prompt, answers=answers, is_same=self._llm.is_engine)
+        own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count) if pays else 1)
         zero_shot = own[0] if own else ""
+        if not pays:
+            return CandidateAnswers(zero_shot, ())
+        answers: tuple[str, ...] = ()
+        if not self._door.tells_failures:
+            answers = own if self._writer is self._llm else (yield self._llm.ask(prompt, config))
+        # Private calls have limits of their own, and no cache: a call made as they are made shows what they meet.
+        yield from self._door.check(prompt, answers=answers, is_same=self._llm.is_engine)
         if self._source is not None:
             return CandidateAnswers(zero_shot, (yield self._fetch(self._source, query, config)))
         return CandidateAnswers(zero_shot, self.fixed or (own if self._count else ()))
@@ -635,9 +636,18 @@ class _PreparedQuery:
 
     render: Callable[[Sequence[Record]], str]
     zero_shot: str
-    round: AnswerRelease
+    round_if_paid: AnswerRelease | None
+    """None: no ticket was left."""
     direction: Any = None
     """Embedding of the query, for retrieval; None: no documents are compared."""
+
+    @property
+    def round(self) -> AnswerRelease:
+        """The release; where a ticket came back since, the query is refused as if none had."""
+        if self.round_if_paid is None:
+            msg = "query: requested 1 ticket, remaining 0 before the public calls; one came back since. Ask again."
+            raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
+        return self.round_if_paid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -882,12 +892,12 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[_PreparedQuery]:
-        """Asks for candidates, which calls every model that the release needs."""
+        """Asks for candidates, which calls every model that the release needs; without a ticket for one answer."""
         prompts = self.wording.renderer([query])
         variables = dict(zip(self.wording.input_variables, query, strict=True))
-        pays = self.queries_left > 0
+        pays = self.on_exhausted == "raise" or self._has_ticket(self.tenants.of(config))
         said = yield from self.maker.public.before(prompts(())[0], variables, config, pays=pays)
-        aggregation = yield from self.maker.space.prepared(query, said.candidates)
+        aggregation = (yield from self.maker.space.prepared(query, said.candidates)) if pays else None
         return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)
 
     @override

@@ -783,11 +783,14 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         """Refuses a query that cannot be paid for before its public calls are made."""
         if self.on_exhausted == "raise":
             self.tenants.refuse_beyond_cap(tenant)
-            if tenant.cap is not None and self.share.used_by(tenant.name) >= tenant.cap:
-                self._refuse(tenant, pay)
             # The ledger raises the refusal, so that its message is the same as in a race.
-            if not self.share.remaining(QUERY_TEMPLATE):
+            if not self._has_ticket(tenant):
                 self._refuse(tenant, pay)
+
+    def _has_ticket(self, tenant: Tenant) -> bool:
+        """Whether a ticket is left for a query of a tenant; another call may take it, or give one back."""
+        used = max(self.tenants.used(tenant.name), self.share.used_by(tenant.name)) if tenant.cap is not None else 0
+        return (tenant.cap is None or used < tenant.cap) and self.share.remaining(QUERY_TEMPLATE) > 0
 
     def _refuse(self, tenant: Tenant, pay: TicketCharge) -> None:
         """Lets the ledger raise the refusal; a ticket that was handed back meanwhile is handed back again."""

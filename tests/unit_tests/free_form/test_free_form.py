@@ -36,6 +36,7 @@ from langchain_dpicl.free_form import CandidateSource, DPFreeFormRunnable, Priva
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.results import FreeFormResult
+from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
 from langchain_dpicl.serving import ChatEmbedded, EmbeddedLLM
 from tests.free_form_doubles import (
     CANDIDATES,
@@ -464,6 +465,35 @@ class TestBothSpaces:
         assert (found.receipt.source, found.receipt.tickets) == ("zero-shot", 0)
         assert (len(opened), charged(component)) == (1, 1)
         assert [data["answered"] for data in runs.named("dpicl.refused")] == ["zero-shot"]
+
+    @pytest.mark.parametrize("serving", [Serving(), Serving(tenant_max_queries=1)], ids=["share", "tenant"])
+    def test_what_is_spent_asks_for_one_public_answer_and_for_no_candidates(self, make: Any, serving: Serving) -> None:
+        usual = VECTORS.replace(candidates=None) if make is embedding else WORDS.replace(keywords=None)
+        llm = PublicChat(says=["ask the bank", "open a claim", "wait a day"])
+        component = make(
+            max_queries=1 if serving.tenant_max_queries is None else 8,
+            serving=serving.replace(on_exhausted="zero_shot"),
+            answers=usual.replace(writer=llm, num_candidates=6),
+        )
+        component.invoke("one")
+        llm.says[:] = ["it"]  # one text, and no keyword: a release could not be made of it
+        llm.asked.clear()
+        assert component.invoke("two") == "it"
+        assert len(llm.asked) == 1
+        assert charged(component) == 1
+
+    def test_a_ticket_that_comes_back_after_the_zero_shot_answer_waits_for_the_next_query(self, make: Any) -> None:
+        held: list[Any] = []
+        llm = RunnableLambda(lambda _: f"{held.pop().give_back()} came back" if held else "it")
+        component = make(
+            max_queries=1,
+            serving=Serving(on_exhausted="zero_shot", memo_size=0),
+            answers=(VECTORS if make is embedding else WORDS).replace(writer=llm),
+        ).with_receipts()
+        held.append(component.share.reserve(QUERY_TEMPLATE))
+        assert component.invoke("one").answer == "1 came back"
+        assert charged(component) == 0
+        assert component.invoke("one").receipt.source == "release"
 
     def test_results_are_texts_unless_receipts_are_asked_for(self, make: Any) -> None:
         plain, typed = make(), make().with_receipts()

@@ -123,6 +123,25 @@ def test_nobody_is_asked_to_write_from_nothing() -> None:
     assert "Words that good answers" not in prompts[0]
 
 
+@pytest.mark.parametrize(
+    "answers", [SPOKEN.replace(keywords=None), CHOSEN.replace(candidates=None)], ids=["words", "c"]
+)
+def test_what_is_spent_asks_for_one_public_answer_and_for_no_candidates(answers: Any) -> None:
+    said, prompts = list(CANDIDATES), list[str]()
+
+    def writes(prompt: Any) -> str:
+        prompts.append(str(prompt))
+        return said[len(prompts) % len(said)]
+
+    answers = answers.replace(writer=RunnableLambda(writes))
+    made = helper(max_queries=1, answers=answers, serving=FRESH.replace(on_exhausted="zero_shot"))
+    assert made.invoke("cough").receipt.source == "release"
+    said[:] = ["it"]  # one text, and no keyword: a release could not be made of it
+    prompts.clear()
+    told = made.invoke("fever")
+    assert (told.answer, told.receipt.source, len(prompts)) == ("it", "zero-shot", 1)
+
+
 def test_of_the_answers_that_nobody_gave_most_are_none() -> None:
     """Of 300 queries that nobody takes part in at most one of twenty is answered; binomial, false alarm 1e-6."""
     made = helper(answers=CHOSEN, noise=Noise(multiplier=1.0))
