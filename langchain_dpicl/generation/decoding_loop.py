@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
+from langchain_dpicl.backends.base import BlankAnswerError, Domain, FullBackend, NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     EffectGenerator,
@@ -438,6 +438,9 @@ class DecodingSpec:
         # An empty text is useless, and to leave EOS out of the first domain is a public choice.
         if len(others) and not prefix:
             return others
+        if not prefix and matcher is None:
+            advice = "Check the model, the instruction and the prompt of the task"
+            raise BlankAnswerError(f"{self.backend.name} ends the public prompt before any text begins. {advice}")
         if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
             # EOS outside the top K is added with logit -inf, so that a text can always end.
             end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
