@@ -26,7 +26,7 @@ from langchain_dpicl.backends.sync_async import (
     check_silent,
     concurrency_limit,
 )
-from langchain_dpicl.exceptions import CapabilityError
+from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher, encoder_of
 from langchain_dpicl.generation.plan import Segment, segments_of
 from langchain_dpicl.options import Decoding, GenerationTask, LogitNoise, Noise, OpenLabel
@@ -290,8 +290,7 @@ class BlockTickets:
 class PartialText:
     """A partial demonstration, the `number`-th of its label; holds released and public values only.
 
-    `spent` counts its tickets by segment and block length, where they are reserved one by one; or its blocks, where one
-    ticket pays for all texts of a label.
+    `spent` counts its blocks by segment and length: where tickets are reserved one by one, those that they cost.
     """
 
     label: str | None
@@ -550,8 +549,10 @@ def write_draft(
             else:
                 domain = yield from writer.domain(None)
             if writer.has_ended():  # nothing that the grammar allows is a candidate
+                writer.refuse_unreleased()
                 break
             with opener(draft, length, name, known) as block:
+                draft.spent[draft.segment, length] += 1
                 for _ in range(length):
                     if not (yield from writer.release(block, domain)):
                         break
@@ -670,6 +671,13 @@ class _SegmentWriter:
         if self.draft.tokens and self.matcher is not None and self.matcher.is_complete():
             return True
         return bool(self.draft.tokens) and self.script.ended(self.draft.tokens)
+
+    def refuse_unreleased(self) -> None:
+        """Raises where no candidate fits the grammar and nothing of the text was released: no record had a say."""
+        if self.stuck and not any(segment == self.draft.segment for segment, _ in self.draft.spent):
+            advice = "Say in the instruction what a text looks like, or take a model that shows its whole vocabulary"
+            name = self.script.backend.name
+            raise ModelCallError(f"none of the tokens that {name} reports in public fits the grammar. {advice}")
 
     def close(self) -> None:
         """Completes a text that was cut at its cap, if the grammar has an ending; costs nothing."""
