@@ -958,8 +958,8 @@ class Decoding(Option):
       candidates: tokens per step, the public prompt's likeliest; "all": the whole vocabulary.
       stop: texts that end a field; None: a line break, or nothing under a grammar.
       temperature: of the released token's softmax; None: the mechanism's own.
-      top_k: sample among so many noised candidates ("gaussian" only).
-      top_p: nucleus sampling on the noised vector ("gaussian" only).
+      top_k: sample among so many noised candidates ("gaussian" with a temperature only).
+      top_p: nucleus sampling on the noised vector ("gaussian" with a temperature only).
       grammar: a `Grammar`: what a text may be; what it forces is free.
       released_words: a `ReleasedWords`, whose words may be written too although the public model does not foresee them;
         a word that is begun is finished for free. True: the words of each label, released before its texts for a part

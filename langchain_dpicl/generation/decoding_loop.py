@@ -229,7 +229,7 @@ class TextDecoder:
         """Returns how tokens are chosen under a mechanism; the logit mechanisms have their temperature in the noise.
 
         Raises:
-          ConfigurationError: sampling is asked of a mechanism that releases only an index.
+          ConfigurationError: sampling is asked of a mechanism that releases only an index, or without a temperature.
         """
         is_logit = isinstance(noise, LogitNoise)
         made = cls(0.0 if is_logit else decoding.temperature or 0.0, decoding.top_k, decoding.top_p)
@@ -237,6 +237,9 @@ class TextDecoder:
             advice = "That mechanism releases only an index; use noise='gaussian'."
             named = "temperature, top_k, top_p" if not is_logit else "top_k, top_p"
             raise fail(f"Decoding: {named}", f"their defaults with {noise!r}", decoding, advice)
+        if not made.temperature and made != cls():
+            advice = "Without one the largest noised candidate is taken, whatever they are."
+            raise fail("Decoding: top_k, top_p", "a temperature beside them", decoding, advice)
         return made
 
     def choose(self, values: NDArray[np.float64]) -> int:

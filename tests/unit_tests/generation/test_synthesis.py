@@ -128,6 +128,8 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "a partition": lambda: {"rows": Rows(slots=2, sampling="partition")},
     "redraw after the end": lambda: {"rows": Rows(redraw_every=7)},
     "temperature of an index": lambda: {"decoding": Decoding(temperature=0.5)},
+    "top_k of the largest": lambda: {"noise": "gaussian", "decoding": Decoding(top_k=3)},
+    "top_p of the largest": lambda: {"noise": "gaussian", "decoding": Decoding(top_p=0.5)},
     "top_p of logits": lambda: {"noise": "recentered_clip", "decoding": Decoding(top_p=0.5)},
     "empty stop": lambda: {"decoding": Decoding(stop=("",))},
     "text first": lambda: worded("{text} {topic}"),
