@@ -563,6 +563,8 @@ def write_draft(
             if writer.has_ended():
                 break
         writer.close()
+        if not draft.tokens:  # its tickets burnt without a token: the text is left out
+            break
         draft.values[name] = script.text(draft.tokens)
         draft.tokens, draft.segment = [], draft.segment + 1
     draft.done = True

@@ -338,7 +338,9 @@ def test_however_often_a_run_is_stopped_a_batch_releases_no_more_than_was_paid_f
         with pytest.raises(KeyboardInterrupt):
             made.run()
         assert spy.scores == stops
-    assert [example["text"] for example in made.run().examples] == [""] * (DEMONSTRATIONS * len(LABELS))
+    with pytest.raises(PrivacyBudgetExceededError, match="requested 6 more, remaining 0"):
+        made.run()
+    assert made.demonstrations == []
     assert spy.scores == DEMONSTRATIONS * LENGTH * len(LABELS)
     assert counts(budget) == {f"reserve {DEAL}": 2, f"commit {DEAL}": 2}
 
@@ -356,7 +358,8 @@ def test_a_release_that_could_not_be_computed_is_not_repeated_for_free(monkeypat
             with pytest.raises(RunInterruptedError, match="could not be computed"):
                 made.run()
     assert spy.scores == LENGTH
-    assert [example["text"] for example in made.run().examples][:2] == ["", TEXTS["transfer"]]
+    texts = [example["text"] for example in made.run().examples]
+    assert texts == [TEXTS["transfer"], *[TEXTS["card"], TEXTS["transfer"]] * (DEMONSTRATIONS - 1)]
     assert spy.scores == DEMONSTRATIONS * LENGTH * len(LABELS)
 
 
@@ -390,7 +393,7 @@ def test_a_deal_that_a_stop_struck_as_it_was_drawn_is_not_drawn_again(monkeypatc
     with pytest.raises(KeyboardInterrupt):
         made.run()
     texts = [example["text"] for example in made.run().examples]
-    assert texts == ["", TEXTS["transfer"]] * DEMONSTRATIONS  # its ticket burnt: nothing more is read for it
+    assert texts == [TEXTS["transfer"]] * DEMONSTRATIONS  # of the other label nothing more is read: its ticket burnt
     assert draws == [2]
     assert sessions_by_label(spy)["card"] == []
     assert counts(budget) == {f"reserve {DEAL}": 2, f"commit {DEAL}": 1}

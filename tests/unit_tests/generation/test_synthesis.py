@@ -22,6 +22,7 @@ from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import NoiseName, OpenLabel
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.doubles import WORDS, SpyBackend
+from tests.full_doubles import FullFake
 
 RECORDS = [{"text": "my card was declined", "topic": "card"}] * 200 + [
     {"text": "my transfer is late", "topic": "transfer"}
@@ -273,6 +274,19 @@ def test_an_outage_keeps_the_charge_and_what_was_released_and_resumes(failing_ca
     assert len(spy.private_prompts) > sessions
     # Every token drew its own ticket: never more sessions than tickets.
     assert len(spy.private_prompts) <= sum(ticket.max_count for ticket in made.plan.tickets())
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "disjoint"])
+def test_a_text_whose_only_ticket_burnt_without_a_token_is_left_out(sampling: Any) -> None:
+    llm = FullFake(word_copier(WORDS), vocabulary=WORDS, public_fails_at=1)
+    rows = Rows(slots=10, sampling=sampling, redraw_every="run" if sampling == "poisson" else None)
+    made = synthesizer(private_examples(), llm=llm, rows=rows)
+    with pytest.raises(RunInterruptedError):
+        made.run()
+    found = made.run().examples
+    assert made.is_finished
+    assert [example["topic"] for example in found] == (["transfer"] if sampling == "poisson" else ["card", "transfer"])
+    assert all(example["text"] for example in found)
 
 
 def test_demonstrations_stream_as_they_are_made() -> None:
