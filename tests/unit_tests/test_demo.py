@@ -18,21 +18,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::langchain_dpicl.exceptions.Rest
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[ModuleType]:
-    with example("demo", SIZE=200, SCORED=10, SHOTS=1) as module:
+    with example("demo", SIZE=200, SCORED=10, SHOTS=1, EPSILONS=(1.0, 0.1)) as module:
         yield module
     sys.modules.pop("clinic_notes", None)
 
 
 @pytest.fixture(scope="module")
 def clinic(demo: ModuleType) -> Any:
-    return demo.measure(demo.CLINIC, EmbeddedLLM(), repeats=2, queries=5)()
+    return demo.measure(demo.CLINIC, EmbeddedLLM(), repeats=2, queries=2, epsilons=demo.EPSILONS)()
 
 
 def test_every_method_has_its_answers_and_only_those_made_of_records_an_attacker(demo: ModuleType, clinic: Any) -> None:
     names = [demo.private_name(epsilon) for epsilon in demo.EPSILONS]
     assert [row.name for row in clinic.rows[2:]] == [demo.PUBLIC, *names, demo.REAL]
-    assert [len(row.right) for row in clinic.rows] == [1, 2, 2, 2, 2, 2, 2]
-    assert [len(row.attacked) for row in clinic.rows] == [0, 0, 0, 2, 2, 2, 8]
+    assert [len(row.right) for row in clinic.rows] == [1, 2, 2, 2, 2, 2]
+    assert [len(row.attacked) for row in clinic.rows] == [0, 0, 0, 2, 2, 8]
     assert all(0 <= value <= 1 for row in clinic.rows for value in (*row.right, *row.attacked))
 
 
@@ -62,7 +62,7 @@ def test_every_measurement_is_handed_to_the_other_processes(demo: ModuleType) ->
         handed.append(work)
         return SimpleNamespace(result=lambda: None)
 
-    demo.measure(demo.BANK, EmbeddedLLM(), repeats=3, queries=1, submit=submit)
+    demo.measure(demo.BANK, EmbeddedLLM(), repeats=3, queries=1, epsilons=demo.EPSILONS, submit=submit)
     assert len(handed) == len(demo.EPSILONS) + 5
 
 
