@@ -31,6 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.benches
 def test_every_row_is_told(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     bench_documents.main(["--data", str(small), "--questions", "4", "--draws", "1", "--json", str(out)])

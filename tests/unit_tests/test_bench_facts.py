@@ -61,6 +61,7 @@ def test_what_is_said_of_a_creature_below_a_value_is_said_of_the_value(bench: An
     assert bench.Reader([f"{words}\nfriend velda\nfoe korda", "velda\nraven foe"]).ask("velda", "foe") == "raven"
 
 
+@pytest.mark.benches
 def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "--processes",
@@ -93,6 +94,7 @@ def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: py
     assert float(found[3].split()[0]) > 0.0
 
 
+@pytest.mark.benches
 def test_texts_hold_released_words(
     bench: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_model_behind_an_api_reports_its_top_tokens_as_bytes_and_goes_on_behin
     session.close()
 
 
+@pytest.mark.benches
 def test_cells_that_take_long_are_left_out_and_said_to_be(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "--processes",
@@ -158,6 +161,7 @@ def test_cells_that_take_long_are_left_out_and_said_to_be(bench: Any, capsys: py
     ]
 
 
+@pytest.mark.benches
 def test_the_chart_has_a_panel_for_each_number_of_documents(bench: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     row = {"per": 60, "system": "words", "epsilon": "1", "own": "1.00"}
@@ -168,6 +172,7 @@ def test_the_chart_has_a_panel_for_each_number_of_documents(bench: Any, tmp_path
     assert "<svg" in (tmp_path / "facts.svg").read_text()
 
 
+@pytest.mark.benches
 def test_words_of_a_class_find_its_texts_where_its_name_does_not(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +191,7 @@ def test_words_of_a_class_find_its_texts_where_its_name_does_not(
     assert float(names[3].split()[0]) < 1.0
 
 
+@pytest.mark.benches
 def test_words_of_other_texts_are_found_where_a_unit_may_cast_them(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_goals_of_leases_are_not_given_to_rows_without_them() -> None:
 # --- the whole program ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.benches
 def test_the_program_prints_rows_openings_and_verdicts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_the_program_prints_rows_openings_and_verdicts(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+@pytest.mark.benches
 def test_a_long_ledger_verifies_and_is_opened_in_a_process_of_its_own(tmp_path: Path) -> None:
     (opened, *_) = bench_ledger.openings(tmp_path, 301)
     with SQLiteStore(tmp_path / "long.db") as store:

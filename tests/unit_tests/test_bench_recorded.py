@@ -90,6 +90,7 @@ def test_chances_of_the_right_label_are_known_ones() -> None:
     assert bench.right_chances(gaussian.release, sums) == pytest.approx([expected, 0.5])
 
 
+@pytest.mark.benches
 def test_real_noise_agrees_with_exact_chances_and_not_with_those_of_other_noise(task: Task) -> None:
     """6,400 questions tell 0.7 times the noise apart by about 12 standard errors; 5.7 are a false alarm of 2e-8."""
     task = dataclasses.replace(task, votes=np.tile(task.votes, (8, 1)))
