@@ -444,6 +444,7 @@ def test_a_row_that_failed_and_is_kept_turns_the_neighbour_test_red(monkeypatch)
         TestClippedGradientSum().test_adversarial_neighbours_stay_within_the_bound()
 
 
+@pytest.mark.planted
 def test_rounding_to_the_nearest_step_turns_the_domain_test_red(monkeypatch):
     """Length and rounding are each on the safe side; without either, a row leaves the ball."""
     monkeypatch.setattr(gradient_sums, "_ROUND_UP", 1.0)

@@ -353,6 +353,7 @@ def test_rounding_towards_zero_is_needed_for_an_exact_ball():
     assert all(sum(Fraction(x) ** 2 for x in row) <= 1 for row in kept.tolist())
 
 
+@pytest.mark.planted
 def test_rounding_to_the_nearest_step_turns_the_domain_test_red(monkeypatch):
     monkeypatch.setattr(aggregation.np, "trunc", np.rint)
     with pytest.raises(AssertionError):
@@ -411,6 +412,7 @@ def test_a_slack_bound_on_the_largest_count_turns_the_tightness_test_red(monkeyp
         TestVoteSum().test_the_bound_is_reached("slots", "add_remove")
 
 
+@pytest.mark.planted
 def test_a_row_bound_that_sees_its_neighbours_turns_the_locality_test_red(monkeypatch):
     _plant_normalising_over_all_rows(monkeypatch)
     with pytest.raises((AssertionError, SensitivityError)):
