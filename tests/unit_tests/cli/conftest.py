@@ -15,12 +15,12 @@ __all__ = ["other_shells"]
 
 _make = main._parser
 _typed: list[str] = []
-_made = functools.cache(lambda: _make(_typed))
+_made = functools.cache(lambda *printers: _make(_typed))
 
 
 def parser_of(typed: Sequence[str]) -> argparse.ArgumentParser:
     _typed[:] = typed
-    return _made()
+    return _made(main._say, main._complain, main._confirm)  # which commands are given, also where a test has its own
 
 
 @pytest.fixture(autouse=True)
