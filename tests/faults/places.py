@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.shares import Share
@@ -119,14 +118,3 @@ def reserved(store: LedgerStore) -> int:
 def settled(store: LedgerStore) -> int:
     """Returns how many reserved tickets were committed or given back."""
     return sum(lines(store, COMMIT, GIVE_BACK).values())
-
-
-def refused_to_open(place: Place, terms: Terms, **options: Any) -> LedgerError | None:
-    """Returns the ledger's refusal, or None where it opens and is sound."""
-    try:
-        budget, _ = terms.opened(place, **options)
-        budget.verify()
-    except LedgerError as error:
-        return error
-    budget.close()
-    return None
