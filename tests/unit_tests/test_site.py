@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -188,21 +189,32 @@ def test_ten_questions_of_a_reader_have_an_answer_to_look_for() -> None:
 class TestTheCheckInTheBrowser:
     """docs/tools/check_site.py sees what it looks for; skipped where no Chromium is installed."""
 
-    def faults(self, folder: Path, body: str) -> list[str]:
+    @pytest.fixture(scope="class")
+    def chromium(self) -> Iterator[Any]:
+        """One for all pages: each test says on which screen they are shown."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(DOCS / "tools")
+            browser = importlib.import_module("browser")
+            if (program := browser.chromium()) is None:
+                pytest.skip("Chromium is not installed")
+            with browser.Browser(program) as found:
+                yield found
+
+    def faults(self, chromium: Any, folder: Path, body: str) -> list[str]:
         browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
-        program = browser.chromium()
-        if program is None:
-            pytest.skip("Chromium is not installed")
         head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         (folder / "page.html").write_text(f"{head}<body><main>{body}</main></body>")
-        with browser.served(folder) as address, browser.Browser(program) as chromium:
+        with browser.served(folder) as address:
             return check.faults_of(chromium, f"{address}/page.html")
 
-    def test_finds_nothing_on_a_page_that_fits_and_whose_code_scrolls(self, tmp_path: Path) -> None:
+    def test_finds_nothing_on_a_page_that_fits_and_whose_code_scrolls(self, chromium: Any, tmp_path: Path) -> None:
         code = f"<pre style='overflow: auto'><code>{'word ' * 80}</code></pre>"
-        assert self.faults(tmp_path, f"<p>{'word ' * 80}</p>{code}<table><tr><td>a</td><td>b</td></tr></table>") == []
+        assert (
+            self.faults(chromium, tmp_path, f"<p>{'word ' * 80}</p>{code}<table><tr><td>a</td><td>b</td></tr></table>")
+            == []
+        )
 
-    def test_finds_tables_text_and_drawings_that_do_not_fit(self, tmp_path: Path) -> None:
+    def test_finds_tables_text_and_drawings_that_do_not_fit(self, chromium: Any, tmp_path: Path) -> None:
         (tmp_path / "small.svg").write_text(
             '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 60"><rect x="5" y="5" width="90" height="50"/>'
             '<text x="10" y="30" font-size="12">longer than its box</text></svg>'
@@ -210,7 +222,9 @@ class TestTheCheckInTheBrowser:
         table = f"<div style='overflow: auto'><table><tr>{'<td>number</td>' * 30}</tr></table></div>"
         wide = "<p style='width: 500px'>wide</p>"
         over = "<p>below this</p><p style='margin-top: -2.2em'>stands that</p>"
-        found = "\n".join(self.faults(tmp_path, f"{over}{wide}{table}<img src='small.svg' style='width: 100%'>"))
+        found = "\n".join(
+            self.faults(chromium, tmp_path, f"{over}{wide}{table}<img src='small.svg' style='width: 100%'>")
+        )
         for said in (
             '"stands that" and "below this" cover',
             'p "wide" ends at',
@@ -220,11 +234,10 @@ class TestTheCheckInTheBrowser:
         ):
             assert said in found
 
-    def test_finds_what_some_readers_cannot_read_in_light_and_in_dark(self, tmp_path: Path) -> None:
+    def test_finds_what_some_readers_cannot_read_in_light_and_in_dark(self, chromium: Any, tmp_path: Path) -> None:
         browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
-        program, rules = browser.chromium(), check.axe()
-        if program is None or rules is None:
-            pytest.skip("Chromium or axe-core is not installed")
+        if (rules := check.axe()) is None:
+            pytest.skip("axe-core is not installed")
         style = (
             "<style>body { background: #fff } [data-md-color-scheme=slate] { background: #000; color: #222 }</style>"
         )
@@ -235,7 +248,7 @@ class TestTheCheckInTheBrowser:
         }
         for name, page in pages.items():
             (tmp_path / f"{name}.html").write_text(f"<!doctype html>{page}")
-        with browser.served(tmp_path) as address, browser.Browser(program) as chromium:
+        with browser.served(tmp_path) as address:
             good = check.unreadable(chromium, f"{address}/good.html", rules, colors=True)
             bad = "\n".join(["", *check.unreadable(chromium, f"{address}/bad.html", rules, colors=True)])
         assert good == []
@@ -244,15 +257,12 @@ class TestTheCheckInTheBrowser:
         assert "letters of 9.0 px" in bad
         assert "dark: color-contrast (" in bad
 
-    def test_sees_what_stands_on_the_first_screen_and_not_what_is_below_it(self, tmp_path: Path) -> None:
+    def test_sees_what_stands_on_the_first_screen_and_not_what_is_below_it(self, chromium: Any, tmp_path: Path) -> None:
         browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
-        program = browser.chromium()
-        if program is None:
-            pytest.skip("Chromium is not installed")
         (tmp_path / "page.html").write_text(
             "<!doctype html><main><p>above the <b>fold</b></p><p style='margin-top: 3000px' id='low'>below it</p></main>"
         )
-        with browser.served(tmp_path) as address, browser.Browser(program) as chromium:
+        with browser.served(tmp_path) as address:
             chromium.screen(*check.DESKTOP)
             top = check.on_first_screen(chromium, f"{address}/page.html")
             low = check.on_first_screen(chromium, f"{address}/page.html#low")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import threading
 import time
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.loopback
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "langchain_dpicl" / "service" / "page.html"
-SCREENS = [(width, dark) for width in (1440, 390) for dark in (False, True)]
 CONTRAST = """[...document.querySelectorAll('body *')].filter(one => one.children.length === 0 && one.textContent.trim()
   && one.getClientRects().length && !['STYLE', 'SCRIPT'].includes(one.tagName)).map(one => {
   const light = colour => { const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255)
@@ -112,15 +112,15 @@ def test_operators_see_what_is_spent_left_and_refused_and_it_is_refreshed(browse
     await_text(browser, "100 %")
 
 
-@pytest.mark.parametrize(("width", "dark"), SCREENS)
-def test_it_fits_and_is_legible(browser: Any, served: str, width: int, *, dark: bool) -> None:
+def test_it_fits_and_is_legible_on_every_screen(browser: Any, served: str) -> None:
     check = importlib.import_module("check_site")
-    opened(browser, served, width, dark=dark)
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    assert browser.run(check.COVERED if width > 500 else check.WIDE) == []
-    assert browser.run(CONTRAST) == []
-    background = browser.run("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", background))) < 200) == dark
+    for width, dark in itertools.product((1440, 390), (False, True)):
+        opened(browser, served, width, dark=dark)
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.run(check.COVERED if width > 500 else check.WIDE) == []
+        assert browser.run(CONTRAST) == []
+        background = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background))) < 200) == dark
 
 
 def test_it_says_so_when_the_service_is_gone(browser: Any, served: str) -> None:
