@@ -133,6 +133,7 @@ def test_the_value_of_one_unit_leaves_no_more_often_than_charged() -> None:
     assert not refuted(200, delta=0.0175)
 
 
+@pytest.mark.planted
 def test_a_failure_that_is_forgotten_is_seen_to_happen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five values that leave are too many in 2,000 runs, and fewer leave with a chance below 1e-9."""
     forgotten(monkeypatch)
