@@ -18,8 +18,8 @@ from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms, Window
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.privacy.ledger import writer
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
-from langchain_dpicl.stores import FileAnchor, sqlite_file, sqlite_ledger
 from langchain_dpicl.stores import rows as _rows
+from langchain_dpicl.stores import sqlite_file, sqlite_ledger
 from langchain_dpicl.stores.rows import LedgerHead
 from langchain_dpicl.stores.sqlite_ledger import SQLiteConnection, SQLiteStore, WriterQueue
 from tests.faults.catalogue import SQLITE
@@ -137,13 +137,6 @@ def lines_not_hashed_again(patch: Patch) -> None:
 def anchor_not_asked(patch: Patch) -> None:
     """An anchor is written and never compared."""
     patch.setattr(AnchoredWriter, "_check_known", lambda *_: None)
-
-
-def anchor_set_back(patch: Patch) -> None:
-    """The last writer is right."""
-    patch.setattr(
-        FileAnchor, "write", lambda anchor, name, *line: anchor._save({**anchor._load(), name: LedgerHead(*line)})
-    )
 
 
 def same_lines_in_two_histories(patch: Patch) -> None:

@@ -43,16 +43,11 @@ from tests.leaks.table import FEWEST_CHANNELS, cell_from, column, faults, markdo
 
 pytestmark = pytest.mark.loopback
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAIN = [one for one in CHANNELS if one.group == "plain"]
 CALL, PROMPT, LABELS = (next(r for r in ROOMS if r.name == name) for name in ("one call", "few-shot prompt", "labels"))
 
 IN_TURN = list(zip(PLAIN, itertools.cycle(ENTRIES), strict=False))
 """Every channel by one entry point, in turn."""
-
-
-def named(name: str) -> Channel:
-    return next(one for one in CHANNELS if one.name == name)
 
 
 @pytest.mark.parametrize(("channel", "entry"), IN_TURN, ids=lambda one: getattr(one, "name", one))

@@ -13,7 +13,6 @@ from langchain_dpicl.cli.inputs import private_examples, read_records, read_toml
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGE = [
     {"user": 1, "text": "my card was gone", "spam": 0},
     {"user": 1, "text": "where is my transfer", "spam": 0},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,8 +40,6 @@ engine = FakeBackend(lambda prompt, text: {"card": 1.0}, vocabulary=["card"])
 def plain(outputs):
     return 1
 """
-
-Run = Callable[..., int]
 
 
 @pytest.fixture

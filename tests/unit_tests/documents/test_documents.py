@@ -360,10 +360,6 @@ class TestAStop:
         assert CANARY not in locals_in(caught.value) + str(caught.value)
 
 
-def full(*_: Any) -> Any:
-    raise OSError("the disk is full")
-
-
 class TestWhatIsKept:
     def test_a_model_that_goes_away_leaves_what_was_released_and_the_run_goes_on(self) -> None:
         # The public call of a token in the third text.

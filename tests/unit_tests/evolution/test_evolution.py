@@ -40,13 +40,6 @@ LABELLED = [{"text": f"my card {n}", "queue": "bank"} for n in range(20)] + [
 BY_QUEUE = {"label_key": "queue", "labels": ("bank", "arts"), "public_size": {"bank": 20, "arts": 12}}
 
 
-def varying(prompt: str) -> str:
-    """First candidates in turn of nothing; variations that say a little more of the same."""
-    if "Rewrite" in prompt:
-        return prompt.splitlines()[-3].removeprefix("text: ") + " card"
-    return "a card"
-
-
 # -- what comes out ----------------------------------------------------------------------------------------------
 
 

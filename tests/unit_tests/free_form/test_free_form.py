@@ -269,12 +269,6 @@ def out(_: Any) -> Any:
     raise ConnectionError("the account of zx-secret is out of credit")
 
 
-def silent_embeddings() -> OneHot:
-    vectors = OneHot()
-    vectors.asked.clear()
-    return vectors
-
-
 PUBLIC_FAULTS: dict[str, tuple[Callable[[], DPFreeFormRunnable], type[DPICLError], str]] = {
     "the public model is out": (
         lambda: embedding(answers=VECTORS.replace(candidates=None, writer=RunnableLambda(out))),

@@ -45,7 +45,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta"),
 ]
 
-ONCE = RetryPolicy(max_attempts=1, first_wait=0.0, max_wait=0.0)
 PATIENT = RetryPolicy(max_attempts=3, first_wait=0.0, max_wait=0.0)
 PRIVATE = labelled(f"{TARGET} my card was declined")
 CHOICES = (" card", " transfer")
