@@ -56,7 +56,7 @@ WORDS = {
 
 
 # Tests that show what a check rejects plant nothing in the package, but are positive controls as well.
-CONTROL = re.compile(r"plant|_(is|are|was)_(caught|rejected|found|seen)|_would_see_|_tell_wrong_")
+CONTROL = re.compile(r"plant|_(is|are|was)_(caught|rejected|found|seen)|_catches_|_would_see_|_tell_wrong_")
 
 
 class Counts:

@@ -23,6 +23,7 @@ from pytest_socket import disable_socket, enable_socket
 from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.backends.private_calls import call, method_checks
 from tests import ledgers
+from tests.check_audit import CONTROL
 from tests.hang_guard import HangGuard
 from tests.ordering import shuffled
 from tests.traced import is_traced
@@ -117,6 +118,7 @@ def leave_aside() -> None:
 
 
 VAULT = Path(__file__).parent / "unit_tests" / "privacy"
+STATISTICAL = Path(__file__).parent / "statistical_tests"
 TRACERS = pytest.StashKey[tuple[Any, Any]]()
 """What coverage traces this thread and new ones with, while it is paused."""
 
@@ -190,7 +192,8 @@ def pytest_timeout_cancel_timer() -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks the tests of tests, which have to turn red (`make planted`), and those that the coverage is taken of."""
     name = item.nodeid.split("::", 1)[-1].split("[")[0]
-    if "plant" in name.lower():
+    is_control = item.path.parent == STATISTICAL and CONTROL.search(name)
+    if "plant" in name.lower() or is_control:
         item.add_marker("planted")
     if VAULT in item.path.parents and is_traced(item.nodeid.split("::", 1)[-1]):
         item.add_marker("traced")

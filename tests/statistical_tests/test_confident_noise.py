@@ -208,7 +208,6 @@ def test_the_audit_catches_a_planted_bug(plant, audit, trials, monkeypatch):
     assert found > cost
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(("free", "audit"), [("test", audited_test), ("answer", audited_answer)])
 def test_the_audit_catches_a_half_of_the_release_that_costs_nothing(free, audit, monkeypatch):
     """Free tests are what some published figures need."""

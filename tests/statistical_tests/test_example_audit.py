@@ -305,7 +305,6 @@ def breaks_its_promise(it: ExampleGame) -> bool:
     return False
 
 
-@pytest.mark.planted
 def test_a_sixteenth_of_the_noise_of_the_example_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same game, of one stay: 48 people miss noise that is wrong by so much with a chance below 1e-9."""
     plants.scaled(1 / 16)(monkeypatch)

@@ -83,7 +83,6 @@ def test_steps_carry_noise_of_the_declared_scale_and_no_other(adjacency):
     assert abs(np.corrcoef(scaled[:-1], scaled[1:])[0, 1]) < 5 / math.sqrt(scaled.size)  # 6e-7
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize("factor", [0.5, 1 / 1.2, 1.2, 2.0])
 def test_noise_that_was_scaled_on_its_way_is_rejected(factor, monkeypatch):
     monkeypatch.setattr(mechanisms, "ROUND_UP", factor)

@@ -10,7 +10,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from scipy import stats
 
 from langchain_dpicl.privacy.accounting import epsilon_bound
@@ -67,7 +66,6 @@ def test_sequences_are_drawn_with_the_probabilities_of_the_definition():
         assert sequences_pvalue(found, 2.0 * factor) < ALARM
 
 
-@pytest.mark.planted
 def test_an_off_by_one_in_the_number_of_sequences_is_rejected(monkeypatch):
     monkeypatch.setattr(joint._Sequences, "shells", shells_off_by_one)
     assert sequences_pvalue(sequences(), 2.0) < ALARM
@@ -126,13 +124,11 @@ def test_keywords_of_neighbouring_slots_lose_no_more_than_their_price():
     assert 0.5 < audited_keywords() <= 2.0
 
 
-@pytest.mark.planted
 def test_the_audit_of_keywords_catches_the_sensitivity_of_a_unit_row(monkeypatch):
     monkeypatch.setattr(KeywordSum, "sensitivity", lambda self, **_: Sensitivity(l2=None, range=1.0))
     assert audited_keywords() > 2.0
 
 
-@pytest.mark.planted
 def test_the_audit_of_keywords_catches_half_the_scale(monkeypatch):
     """The scale of the count's range alone: as if the utility moved no further than a count."""
     weights = joint._weights
@@ -168,7 +164,6 @@ def test_vectors_of_neighbouring_slots_lose_no_more_than_their_price():
     assert 0.5 < found <= price
 
 
-@pytest.mark.planted
 def test_the_audit_of_vectors_catches_the_published_sensitivity(monkeypatch):
     """1 for a row that is replaced: opposite rows differ by 2."""
     monkeypatch.setattr(UnitVectorSum, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=None))

@@ -187,7 +187,6 @@ def test_the_two_ways_of_sampling_are_told_apart():
     assert not is_one_sample_for_each_run([fresh[place : place + 3] for place in range(0, 120, 3)])
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(
     "plants",
     [pate.one_sample_for_all_inputs, pate.always_sampled, pate.shuffled_with_a_seed],
@@ -198,7 +197,6 @@ def test_another_sampling_of_inputs_is_caught(plants, monkeypatch):
     assert not is_fair_and_fresh(of_fresh_samples())
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(
     "plants",
     [pate.redrawn_inside_the_run, pate.always_sampled, pate.shuffled_with_a_seed, pate.one_sample_for_all_inputs],
@@ -298,7 +296,6 @@ def test_one_sample_is_charged_for_its_inputs_inside_and_amplified_once():
     assert is_charged_at_its_rate()
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(
     "plants", [pate.amplified_twice, pate.sample_charged_for_one_input], ids=["amplified twice", "for one input"]
 )

@@ -107,7 +107,6 @@ def units_that_come_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: real(self, n, rng=rng) * 25)
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize("bug", [no_noise, a_tenth_of_the_noise, no_clip, units_that_come_often])
 def test_a_run_that_gives_away_more_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -123,7 +123,6 @@ def a_quarter_more() -> Callable[..., Any]:
     return lambda self, n, *, rng: real(PoissonUnits(1.25 * RATE), n, rng=rng)
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(
     ("plant", "seen"),
     [

@@ -224,7 +224,6 @@ def test_labels_of_one_query_are_drawn_anew_each_time():
     assert is_fair_and_fresh(tied_answers())
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize("plants", [plant.used_twice(plant.gumbel), plant.seeded_per_query], ids=["reused", "seeded"])
 def test_reused_noise_is_caught_in_labels(plants, monkeypatch):
     """Pairs of equal answers: 400 of them change too often with a chance of 2e-13, 200 with one of .002."""
@@ -253,7 +252,6 @@ def test_every_query_has_a_sample_of_its_own_at_the_charged_rate():
     assert is_sampled_as_charged(samples_of(YES))
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(
     "plants",
     [
