@@ -30,6 +30,7 @@ from langchain_dpicl.stores.rows import (
     Connected,
     LedgerHead,
     RowTransaction,
+    check_bindings,
     header_of,
     header_text,
     last_of,
@@ -567,7 +568,34 @@ _NAMED = """
 CREATE INDEX dpicl_lines_named ON {lines} (ledger, kind, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
 """
 
-MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS, _NAMED)
+# The order of a database's texts changes with the library of its system, and an index that was made before then misses
+# rows that are there. Names are found by their bytes, whose order stays; building the indexes anew finds what came in
+# twice meanwhile. The guard finds its table where that is now, since schemas may be renamed.
+_BY_BYTES = """
+DROP TRIGGER dpicl_lines_bound ON {lines};
+ALTER TABLE {ledgers} ALTER COLUMN name TYPE text COLLATE "C";
+ALTER TABLE {lines} ALTER COLUMN ledger TYPE text COLLATE "C", ALTER COLUMN kind TYPE text COLLATE "C";
+ALTER TABLE {bindings} ALTER COLUMN dataset TYPE text COLLATE "C", ALTER COLUMN ledger TYPE text COLLATE "C";
+ALTER TABLE {anchors} ALTER COLUMN ledger_id TYPE text COLLATE "C";
+CREATE OR REPLACE FUNCTION {bound}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+DECLARE
+    is_bound boolean;
+BEGIN
+    EXECUTE format(
+        'SELECT EXISTS (SELECT 1 FROM %I.dpicl_bindings WHERE dataset = $1 AND ledger = $2)', TG_TABLE_SCHEMA
+    ) INTO is_bound USING NEW.body::json ->> 'dataset_id', NEW.ledger;
+    IF NOT is_bound THEN
+        RAISE EXCEPTION 'a data set is bound first: % on % is refused', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NEW;
+END
+$guard$;
+CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
+    FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
+"""
+
+MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS, _NAMED, _BY_BYTES)
 """Step n makes version n of version n - 1."""
 
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
@@ -619,21 +647,41 @@ class SchemaTables:
         """Brings the tables to this version, in the transaction that is open; does nothing where they have it.
 
         Raises:
-          LedgerError: they are of a newer version.
+          LedgerError: they are of a newer version, or hold what this version cannot.
         """
         version = self.version(connection)
         if version > len(MIGRATIONS):
             self.check_version(connection, where)
         if version < len(MIGRATIONS):
-            self._raise_to_this_version(connection, version)
+            self._raise_to_this_version(connection, version, where)
 
-    def _raise_to_this_version(self, connection: Connection, version: int) -> None:
+    def _raise_to_this_version(self, connection: Connection, version: int, where: str) -> None:
         _make_schema(connection, self.schema)
         if not version:
             connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
         for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
-            connection.execute(self.query(step))
+            problem = self._problem_with(connection, step)
+            if problem:
+                raise LedgerError(f"{where}: expected {problem}")
             connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])
+
+    def _problem_with(self, connection: Connection, step: str) -> str:
+        """Takes a step; returns what stands in its way, in words, where somebody has to decide or to help."""
+        try:
+            connection.execute(self.query(step))
+        except errors.UniqueViolation as error:
+            return (
+                f"each name once in {error.diag.table_name}, found one twice: the order of texts changed under its "
+                "index, as with another operating system, and two ledgers may have been charged for one data set. "
+                "Nothing was changed. Count what both spent; as the tables' owner, delete the row of the one that is "
+                "not to go on, and run setup() again."
+            )
+        except errors.FeatureNotSupported:
+            return (
+                "tables whose columns can be changed, found something of yours that uses them, such as a view. Nothing "
+                "was changed. Drop it, run setup(), and make it again."
+            )
+        return ""
 
 
 def _check_schema(schema: str) -> str:
@@ -681,6 +729,8 @@ INSERT INTO {lines} (ledger, seq, prev, kind, body, stamp, hash)
 SELECT moved.name, fresh.*
 FROM moved, unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) AS fresh
 """
+_STORED = "SELECT dataset, ledger FROM {bindings}"
+_BOUND = "SELECT body::json ->> 'dataset_id', ledger FROM {lines} WHERE kind = 'bind'"
 _OWNER = "SELECT ledger FROM {bindings} WHERE dataset = %s"
 # Waits for another ledger that is binding it, and then leaves it alone.
 _BIND = "INSERT INTO {bindings} (dataset, ledger) VALUES (%s, %s) ON CONFLICT (dataset) DO NOTHING"
@@ -901,6 +951,16 @@ class PostgresStore(_PostgresTables):
         (rows,) = self._read([(self._tables.query(_SNAPSHOT), [self._name, self._name])])
         return [record_of(row) for row in rows]
 
+    def check(self) -> None:
+        """Compares which ledger has each data set with the lines of all ledgers of the schema.
+
+        Raises:
+          LedgerError: a data set has other ledgers than its lines say, or two.
+          LedgerUnavailableError: the server cannot be reached, or this role may not read both tables.
+        """
+        stored, bound = self._read([(self._tables.query(query), ()) for query in (_STORED, _BOUND)])
+        check_bindings(stored, bound, self.description)
+
     @contextlib.contextmanager
     def transaction(self, *, flush: bool = True) -> Iterator[LedgerTransaction]:
         """Locks the ledger for this thread over all hosts; its lines stand if the block ends well.
@@ -1103,17 +1163,17 @@ _MEMO_NAMES = {"answers": "dpicl_memo_1", "turns": "dpicl_memo_turns_1"}
 _MEMO_TABLES = """
 CREATE TABLE IF NOT EXISTS {answers} (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    scope text NOT NULL,
-    tenant text NOT NULL,
-    query text NOT NULL,
+    scope text COLLATE "C" NOT NULL,
+    tenant text COLLATE "C" NOT NULL,
+    query text COLLATE "C" NOT NULL,
     told text NOT NULL,
     digest text NOT NULL,
     UNIQUE (scope, tenant, query)
 );
 CREATE TABLE IF NOT EXISTS {turns} (
-    scope text NOT NULL,
-    tenant text NOT NULL,
-    query text NOT NULL,
+    scope text COLLATE "C" NOT NULL,
+    tenant text COLLATE "C" NOT NULL,
+    query text COLLATE "C" NOT NULL,
     holder text NOT NULL,
     until timestamptz NOT NULL,
     PRIMARY KEY (scope, tenant, query)

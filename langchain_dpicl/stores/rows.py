@@ -132,6 +132,26 @@ def header_of(text: Any, digest: Any) -> LedgerHeader | None:
     return header
 
 
+def check_bindings(stored: Sequence[tuple[object, object]], bound: Sequence[tuple[object, object]], where: str) -> None:
+    """Refuses a place where a data set has two ledgers, none, or one whose lines do not bind it.
+
+    Args:
+      stored: each data set and the ledger that has it.
+      bound: each data set and the ledger of each line that binds it; in places of old there may be two.
+      where: words on the place.
+
+    Raises:
+      LedgerError: they do not agree.
+    """
+    owned = dict(stored)
+    if len(owned) == len(stored) and owned.keys() == dict(bound).keys() and owned.items() <= set(bound):
+        return
+    raise LedgerError(
+        f"{where}: expected for each data set the ledger that has it, found other bindings than its lines say. Nothing "
+        "is granted; restore an untouched copy."
+    )
+
+
 def header_text(header: LedgerHeader) -> str:
     """Returns the JSON text of a header; `header_of` inverts it."""
     return canonical_json(header.to_dict())

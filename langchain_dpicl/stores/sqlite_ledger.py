@@ -23,6 +23,7 @@ from langchain_dpicl.stores.rows import (
     Connected,
     LedgerHead,
     RowTransaction,
+    check_bindings,
     header_of,
     header_text,
     record_of,
@@ -773,14 +774,9 @@ class SQLiteStore(Connected):
         """Refuses a file whose bindings are not those of its lines, for all its ledgers."""
         with errors_of(self._path):
             connection.execute("BEGIN")
-            bound, stored = (set(connection.execute(query)) for query in (_BOUND, _BINDINGS))
+            bound, stored = (connection.execute(query).fetchall() for query in (_BOUND, _BINDINGS))
             connection.execute("COMMIT")
-        if stored <= bound and {dataset for dataset, _ in stored} == {dataset for dataset, _ in bound}:
-            return
-        raise LedgerError(
-            f"ledger {self._path}: expected for each data set the ledger that has it, found other bindings than its "
-            "lines say. Nothing is granted; restore an untouched copy."
-        )
+        check_bindings(stored, bound, f"ledger {self._path}")
 
     def _rows(self) -> _SQLiteRows:
         return _SQLiteRows(self._link, self._number)

@@ -10,10 +10,11 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.stores import postgres as postgres_ledger
-from langchain_dpicl.stores.postgres import PostgresStore
+from langchain_dpicl.stores.postgres import PostgresMemo, PostgresStore
 from tests.ledgers import private
 from tests.postgres import PostgresServer
 
@@ -88,6 +89,159 @@ class TestBindings:
             with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="only grows"):
                 postgres.execute(edit, schema=where["schema"], guarded=True)
         assert postgres.execute("SELECT * FROM {bindings}", schema=where["schema"]) == [("d", "budget")]
+
+    def test_a_schema_that_was_renamed_goes_on(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
+        Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).close()
+        renamed = postgres.fresh("Schema")
+        postgres.execute(f'ALTER SCHEMA {where["schema"]} RENAME TO "{renamed}"')
+        Budget.open(PostgresStore.open(where["conninfo"], schema=renamed)).bind(private("d"))
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            "DELETE FROM {bindings} WHERE dataset = 'd'",
+            "UPDATE {bindings} SET ledger = 'second' WHERE dataset = 'd'",
+            "INSERT INTO {bindings} VALUES ('none', 'second')",
+            "ALTER TABLE {bindings} DROP CONSTRAINT dpicl_bindings_pkey; INSERT INTO {bindings} VALUES ('d', 'first')",
+        ],
+    )
+    def test_a_check_holds_them_against_the_lines_of_all_ledgers(
+        self, postgres: PostgresServer, where: dict[str, Any], edit: str
+    ) -> None:
+        for name, dataset_ids in (("first", ["d", "e"]), ("second", ["f"])):
+            made = Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where, name=name))
+            for dataset_id in dataset_ids:
+                made.bind(private(dataset_id))
+        store = PostgresStore.open(**where, name="second")
+        assert check_ledger(store).problems == ()
+        postgres.execute(edit, schema=where["schema"])
+        said = "expected for each data set the ledger that has it, found other bindings"
+        assert [said in problem for problem in check_ledger(store).problems] == [True]
+        with pytest.raises(LedgerError, match=said):
+            Budget.open(store).verify()
+
+    def test_who_may_not_read_them_cannot_check_them(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
+        Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).bind(private("d"))
+        role, schema = postgres.fresh("role"), where["schema"]
+        postgres.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+        postgres.execute(f"GRANT SELECT ON {{ledgers}}, {{lines}}, {{migrations}} TO {role}", schema=schema)
+        auditor = PostgresStore.open(postgres.conninfo(user=role), schema=schema)
+        with pytest.raises(LedgerUnavailableError, match=r"InsufficientPrivilege.*Give this role its rights"):
+            auditor.check()
+        postgres.execute(f"GRANT SELECT ON {{bindings}} TO {role}", schema=schema)
+        auditor.check()
+
+
+class TestOrderOfTexts:
+    """The order of a database's texts changes with the library of its system, under indexes that were made before."""
+
+    DATA_SETS = ("chat 2", "chat-1", "chat3", "mail 2026", "mail-2025", "mail2", "tickets-2024", "tickets1")
+
+    @pytest.fixture
+    def database(self, postgres: PostgresServer) -> str:
+        name = postgres.fresh("ordered")
+        try:
+            postgres.execute(
+                f"CREATE DATABASE {name} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'und' LOCALE 'C'"
+            )
+        except psycopg.Error as error:
+            pytest.skip(f"this server orders no database by ICU ({type(error).__name__})")
+        return name
+
+    def reorder(self, postgres: PostgresServer, database: str) -> None:
+        """Spaces and hyphens come last among what is compared: for sessions from now on, not for what is indexed."""
+        column = "datlocale" if postgres.execute("SHOW server_version_num")[0][0] >= "170000" else "daticulocale"
+        changed = f"UPDATE pg_database SET {column} = 'und-u-ka-shifted' WHERE datname = %s"  # noqa: S608  our words
+        postgres.execute(changed, database)
+
+    def bind_and_reorder(self, postgres: PostgresServer, database: str) -> dict[str, Any]:
+        """Binds to a first ledger, makes a second one, and changes the order."""
+        where = {"conninfo": postgres.conninfo(database)}
+        for name, dataset_ids in (("first", self.DATA_SETS), ("second", ())):
+            made = Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where, name=name))
+            for dataset_id in dataset_ids:
+                made.bind(private(dataset_id))
+            made.close()
+        self.reorder(postgres, database)
+        return where
+
+    def bound_to_the_second(self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Returns which data sets of the first ledger another process binds to the second."""
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+        second, bound = Budget.open(PostgresStore(**where, name="second")), []
+        for dataset_id in self.DATA_SETS:
+            try:
+                second.bind(private(dataset_id))
+                bound.append(dataset_id)
+            except PrivacyBudgetMismatchError:
+                pass
+        second.close()
+        return bound
+
+    def test_a_data_set_keeps_its_one_ledger(
+        self, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        where = self.bind_and_reorder(postgres, database)
+        assert self.bound_to_the_second(where, monkeypatch) == []
+        assert check_ledger(PostgresStore.open(**where, name="first")).problems == ()
+
+    def test_every_index_of_a_text_is_by_its_bytes(self, postgres: PostgresServer, database: str) -> None:
+        PostgresStore.new(postgres.conninfo(database))
+        PostgresMemo.new(postgres.conninfo(database))
+        found = postgres.execute(
+            "SELECT DISTINCT attrelid::regclass::text, attname FROM pg_attribute JOIN pg_index ON attrelid = indexrelid "
+            "JOIN pg_collation ON attcollation = pg_collation.oid WHERE attrelid::regclass::text LIKE 'dpicl.%' "
+            "AND collname <> 'C'",
+            database=database,
+        )
+        assert found == []
+
+    def test_setup_puts_indexes_in_order_that_were_not(
+        self, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as then:
+            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
+            where = self.bind_and_reorder(postgres, database)
+        PostgresStore(**where).setup()
+        assert self.bound_to_the_second(where, monkeypatch) == []
+        for name in ("first", "second"):
+            assert check_ledger(PostgresStore.open(**where, name=name)).problems == ()
+
+    def test_setup_refuses_what_was_bound_twice_and_changes_nothing(
+        self, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as then:
+            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
+            where = self.bind_and_reorder(postgres, database)
+            twice = self.bound_to_the_second(where, then)
+        assert twice  # which shows that the order changed
+
+        def stored() -> list[Any]:
+            tables = ("ledgers", "lines", "bindings", "migrations")
+            return [sorted(postgres.execute(f"TABLE {{{table}}}", database=database)) for table in tables]
+
+        before = stored()
+        said = r"each name once in dpicl_bindings, found one twice.*Nothing was changed\. Count what both spent"
+        with pytest.raises(LedgerError, match=said):
+            PostgresStore(**where).setup()
+        assert stored() == before
+        postgres.execute("DELETE FROM {bindings} WHERE ledger || '' = 'second'", database=database)
+        PostgresStore(**where).setup()
+        assert self.bound_to_the_second(where, monkeypatch) == []
+        assert check_ledger(PostgresStore.open(**where, name="second")).problems == ()
+
+    def test_setup_names_what_else_uses_the_columns(
+        self, postgres: PostgresServer, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as then:
+            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
+            Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).close()
+        view = f"{where['schema']}.spent"
+        postgres.execute(f"CREATE VIEW {view} AS TABLE {{ledgers}}", schema=where["schema"])
+        with pytest.raises(LedgerError, match=r"found something of yours.*Drop it, run setup\(\), and make it again"):
+            PostgresStore(**where).setup()
+        postgres.execute(f"DROP VIEW {view}")
+        PostgresStore(**where).setup()
 
 
 class TestHalfMadeRooms:

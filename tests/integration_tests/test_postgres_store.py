@@ -43,25 +43,27 @@ class TestContract(DurableStoreContract):
     @pytest.fixture(autouse=True)
     def _server(self, postgres: PostgresServer) -> None:
         self.server = postgres
+        # Of its own: tests bind data sets without the lines that a check of the whole schema asks for.
+        self.where = {"conninfo": postgres.conninfo(), "schema": postgres.fresh("schema")}
 
     def make_store(self, tmp_path: Path) -> PostgresStore:
-        return PostgresStore.new(self.server.conninfo(), name=self.server.fresh("ledger"))
+        return PostgresStore.new(**self.where, name=self.server.fresh("ledger"))
 
     def hurry(self, store: LedgerStore) -> None:
         assert isinstance(store, PostgresStore)
         store._link.timeout = 1.0  # of this process alone: its parent's transaction may be idle for two minutes
 
     def reopen(self, store: LedgerStore) -> PostgresStore:
-        return PostgresStore(self.server.conninfo(), name=name_of(store))
+        return PostgresStore(**self.where, name=name_of(store))
 
     def beside(self, store: LedgerStore, name: str) -> PostgresStore:
-        return PostgresStore.new(self.server.conninfo(), name=f"{name} beside {name_of(store)}")
+        return PostgresStore.new(**self.where, name=f"{name} beside {name_of(store)}")
 
     def opened(self, store: LedgerStore, name: str) -> PostgresStore:
-        return PostgresStore(self.server.conninfo(), name=f"{name} beside {name_of(store)}")
+        return PostgresStore(**self.where, name=f"{name} beside {name_of(store)}")
 
     def opening(self, store: LedgerStore) -> str:
-        made = f"PostgresStore({self.server.conninfo()!r}, name={name_of(store)!r})"
+        made = f"PostgresStore(**{self.where!r}, name={name_of(store)!r})"
         return f"from langchain_dpicl.stores import PostgresStore\nstore = {made}"
 
 
@@ -97,7 +99,7 @@ class TestMaking:
             lambda: store.create(header()),
             lambda: PostgresStore.open(**where),
         ):
-            with pytest.raises(LedgerError, match=r"tables of version 5, found none\. .*dpicl ledger create\)\.$"):
+            with pytest.raises(LedgerError, match=r"tables of version 6, found none\. .*dpicl ledger create\)\.$"):
                 ask()
         with pytest.raises(LedgerError, match="found none"), store.transaction():
             pass
@@ -190,7 +192,7 @@ class TestMaking:
             with old.transaction() as view:
                 line = view.append("note", {"n": 1})
         for make in (PostgresStore.open, PostgresStore.new):
-            with pytest.raises(LedgerError, match=r"expected tables of version 5, found version 1\. Run setup"):
+            with pytest.raises(LedgerError, match=r"expected tables of version 6, found version 1\. Run setup"):
                 make(**where)
         store = PostgresStore(**where)
         store.setup()
