@@ -26,11 +26,11 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy._validate import check_int, check_positive
+from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.stores import sqlite_ledger  # noqa: F401  its fork handlers have to be registered before ours
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
-from langchain_dpicl.stores.rows import LedgerHead
+from langchain_dpicl.stores.rows import LedgerHead, check_seconds
 from langchain_dpicl.stores.sqlite_file import (
     _check_local,
     check_free,
@@ -300,8 +300,8 @@ class SQLiteMemo(KeptMemo):
         timeout: float = 60.0,
     ) -> None:
         self._size = check_int("size", size, low=1)
-        self._turn = check_positive("turn_seconds", turn_seconds)
-        timeout, path = check_positive("timeout", timeout), check_path("path", path)
+        self._turn = check_seconds("turn_seconds", turn_seconds)
+        timeout, path = check_seconds("timeout", timeout), check_path("path", path)
         with memo_faults():
             self._file = PerCallFile(path, _MEMO_KIND, timeout=timeout)
 
@@ -432,7 +432,7 @@ class SQLiteBalances(Opaque):
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
         if not isinstance(path, str | os.PathLike):
             raise ConfigurationError(f"balances: expected the path of a file, found {type(path).__name__}.")
-        timeout = check_positive("timeout", timeout)
+        timeout = check_seconds("timeout", timeout)
         self._terms: str | None = None
         self._file = PerCallFile(check_path("path", path), _BALANCES_KIND, timeout=timeout)
 
@@ -675,7 +675,7 @@ class FileAnchor:
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
         self._path = check_path("path", path)
-        self._timeout = check_positive("timeout", timeout)
+        self._timeout = check_seconds("timeout", timeout)
         self._load()
 
     @classmethod

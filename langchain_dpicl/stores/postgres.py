@@ -22,7 +22,7 @@ from langchain_dpicl.exceptions import (
     LedgerRollbackError,
     LedgerUnavailableError,
 )
-from langchain_dpicl.privacy._validate import check_int, check_name, check_positive, fail
+from langchain_dpicl.privacy._validate import check_int, check_name, fail
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction, hide_password
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
 from langchain_dpicl.stores.rows import (
@@ -31,6 +31,7 @@ from langchain_dpicl.stores.rows import (
     LedgerHead,
     RowTransaction,
     check_bindings,
+    check_seconds,
     header_of,
     header_text,
     last_of,
@@ -179,7 +180,7 @@ class PostgresConnection:
     def __init__(
         self, secret: Callable[[], str], *, timeout: float, check: Callable[[psycopg.Connection[Any], str], None]
     ) -> None:
-        self.timeout = check_positive("timeout", timeout)
+        self.timeout = check_seconds("timeout", timeout)
         self._check = check
         self.place, self._secret = _read_conninfo(secret, self.timeout)
         self._hands: dict[int, _ProcessConnection] = {}
@@ -1255,7 +1256,7 @@ DELETE FROM {answers} AS old USING (
         secret, conninfo = hide_password(conninfo), ""  # crash reporters show the variables of a frame that raises
         self._schema = _check_schema(schema)
         self._size = check_int("size", size, low=1)
-        self._turn = check_positive("turn_seconds", turn_seconds)
+        self._turn = check_seconds("turn_seconds", turn_seconds)
         self._names = {key: sql.Identifier(self._schema, name) for key, name in _MEMO_NAMES.items()}
         self._link = PostgresConnection(secret, timeout=timeout, check=self._check_tables)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy._validate import check_real
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock, next_record
 
@@ -25,6 +26,9 @@ COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
 
 ON_PURPOSE = "a new ledger is made on purpose (PrivacyBudgetCallbackHandler.create, dpicl ledger create)."
 """Advice where no ledger is found: opening makes none."""
+
+MOST_SECONDS = 1e6
+"""The longest wait. Databases count milliseconds in 31 bits, for some limits twice as many; beyond that none waits."""
 
 _SHORT = 512
 """Objects of fewer characters cannot be nested too deeply to be written again."""
@@ -247,6 +251,11 @@ class RowTransaction:
     def _check_alive(self) -> None:
         if not self.alive:
             raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Returns how long to wait for others, above 0 and at most `MOST_SECONDS`."""
+    return check_real(name, value, low=0.0, high=MOST_SECONDS, low_open=True)
 
 
 class Connected(Uncopyable):

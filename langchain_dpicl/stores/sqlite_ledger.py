@@ -15,7 +15,7 @@ from typing import Any
 
 from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy._validate import check_name, check_positive
+from langchain_dpicl.privacy._validate import check_name
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.rows import (
     COLUMNS,
@@ -24,6 +24,7 @@ from langchain_dpicl.stores.rows import (
     LedgerHead,
     RowTransaction,
     check_bindings,
+    check_seconds,
     header_of,
     header_text,
     record_of,
@@ -588,7 +589,7 @@ class SQLiteStore(Connected):
     def __init__(self, path: str | os.PathLike[str], *, name: str = "budget", timeout: float = 60.0) -> None:
         self._path = check_path("path", path)
         self._name = check_name("name", name)
-        self._timeout = check_positive("timeout", timeout)
+        self._timeout = check_seconds("timeout", timeout)
         self.may_create = False
         self._number = 0
         self._view: RowTransaction | None = None
@@ -612,7 +613,7 @@ class SQLiteStore(Connected):
         """
         where = check_path("path", path)
         check_name("name", name)
-        wait = check_positive("timeout", timeout)
+        wait = check_seconds("timeout", timeout)
         check_new_name(where, "ledger")
         make_file(where, timeout=wait)
         with contextlib.closing(open_connection(where, timeout=wait)) as connection, errors_of(where):

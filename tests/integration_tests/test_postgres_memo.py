@@ -121,7 +121,10 @@ def test_a_server_that_cannot_be_reached_is_said_without_the_password(tmp_path: 
     assert "Nothing is granted" not in str(caught.value)
 
 
-@pytest.mark.parametrize("bad", [{"size": 0}, {"turn_seconds": -1.0}, {"schema": ""}, {"schema": "100%"}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"size": 0}, {"turn_seconds": -1.0}, {"turn_seconds": 1e7}, {"timeout": 1e7}, {"schema": ""}, {"schema": "100%"}],
+)
 def test_options_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         PostgresMemo("dbname=app", **bad)

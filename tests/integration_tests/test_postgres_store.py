@@ -259,10 +259,16 @@ class TestMaking:
         with pytest.raises(ConfigurationError, match=r"schema: expected a name without % that does not begin with pg_"):
             kind("dbname=app", schema=schema)
 
-    @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": float("nan")}, {"name": ""}, {"schema": "a\nb"}])
+    @pytest.mark.parametrize(
+        "options", [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": 1e6 + 1}, {"name": ""}, {"schema": "a\nb"}]
+    )
     def test_arguments_out_of_range_are_refused(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
             PostgresStore("host=localhost", **options)
+
+    def test_the_longest_wait_is_one_that_the_server_counts(self, where: dict[str, Any]) -> None:
+        PostgresStore.new(**where, timeout=1e6).create(header())
+        assert PostgresStore.open(**where, timeout=1e6).header() == header()
 
 
 class TestRoles:

@@ -161,7 +161,9 @@ class TestOpening:
         with pytest.raises(LedgerError, match=r"named 'third', found \['budget', 'second'\]"):
             SQLiteStore(path, name="third")
 
-    @pytest.mark.parametrize("options", [{"name": ""}, {"name": "a\nb"}, {"timeout": 0}, {"timeout": float("nan")}])
+    @pytest.mark.parametrize(
+        "options", [{"name": ""}, {"name": "a\nb"}, {"timeout": 0}, {"timeout": float("nan")}, {"timeout": 1e7}]
+    )
     def test_arguments_out_of_range_are_refused_before_anything_is_made(self, path: Path, options: Any) -> None:
         for attempt in (SQLiteStore, SQLiteStore.new):
             with pytest.raises(ConfigurationError):
