@@ -262,6 +262,9 @@ class PostgresConnection:
             advice = "Give this role its rights (docs/production.md, PostgreSQL)."
         elif isinstance(error, _FOLLOWS) and any(found in text for found in _STANDBY):
             advice = "This server only follows another: give the primary's address, or wait until it is promoted."
+        elif isinstance(error, errors.UniqueViolation) and error.diag.table_name == _MEMO_NAMES["answers"]:
+            # Logical replication copies rows, and no sequences.
+            advice = f"Set the sequence of {_MEMO_NAMES['answers']}.number past its rows, as its owner; then try again."
         elif isinstance(error, _FOREIGN):
             kind, advice = LedgerError, "Restore an untouched copy."
         shown = f"{self.place}: expected {wanted}, found {type(error).__name__}{code}."

@@ -108,6 +108,13 @@ class TestPostgresMemo(SharedMemoContract):
                 waits.recall(KEY)
         assert "ledger" not in str(caught.value)
 
+    def test_a_copy_whose_sequence_begins_anew_says_what_to_set(self, memo: PostgresMemo) -> None:
+        memo.remember(KEY, TOLD)
+        # As after a move by logical replication, which copies rows, and no sequences.
+        self.change(memo, "ALTER TABLE {answers} ALTER COLUMN number RESTART WITH 1")
+        with pytest.raises(MemoError, match=r"UniqueViolation.*Set the sequence of dpicl_memo_1\.number past its rows"):
+            memo.remember(KEY._replace(query="another"), TOLD)
+
     def test_a_closed_memo_says_so(self, memo: PostgresMemo) -> None:
         memo.close()
         with pytest.raises(MemoError, match="closed"):
