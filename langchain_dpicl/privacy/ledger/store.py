@@ -335,7 +335,8 @@ class LedgerStore(Protocol):
         are only visible when that ends, so that its lock is held for a shorter time.
       - `last_snapshot()`: returns the last line of that kind after the lines before it that bind and seal, or nothing.
         Without it no snapshots are written.
-      - `check()`: reads all of its file, and raises a `LedgerError` if it is broken.
+      - `check()`: reads what its lines stand in, such as all of a file or which ledger has each data set, and raises a
+        `LedgerError` if that is broken.
 
     Formal guarantees that an implementation gives:
       - One writer at a time over all processes; a transaction sees every line committed before it began.

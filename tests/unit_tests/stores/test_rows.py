@@ -6,10 +6,19 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import stores
-from langchain_dpicl.exceptions import LedgerError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LineBlock, next_record
-from langchain_dpicl.stores.rows import LedgerHead, header_of, header_text, record_of, records_of, row_of
+from langchain_dpicl.stores.rows import (
+    LedgerHead,
+    check_bindings,
+    check_seconds,
+    header_of,
+    header_text,
+    record_of,
+    records_of,
+    row_of,
+)
 from tests.contracts.store import header
 
 FIRST = next_record(0, header().digest, "note", {"x": 0.1, "text": "é\0\N{SNOWMAN}"})
@@ -214,3 +223,23 @@ def test_half_of_a_character_outside_of_a_body_breaks_the_chain(column: int, cou
     if column != 5:
         with pytest.raises(LedgerError, match="surrogate"):
             _ = found[1].computed_hash
+
+
+def test_a_data_set_that_lines_of_old_bind_twice_has_one_ledger() -> None:
+    check_bindings([("d", 1), ("e", 2)], [("d", 2), ("d", 1), ("e", 2)], "here")
+    check_bindings([], [], "here")
+
+
+@pytest.mark.parametrize(
+    "stored", [[], [("d", 1)], [("d", 1), ("e", 1)], [("d", 1), ("d", 2), ("e", 2)], [("d", 1), ("e", 2), ("f", 1)]]
+)
+def test_bindings_that_are_not_those_of_the_lines_are_refused(stored: list[tuple[str, int]]) -> None:
+    with pytest.raises(LedgerError, match=r"^here: expected for each data set the ledger that has it"):
+        check_bindings(stored, [("d", 1), ("d", 2), ("e", 2)], "here")
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, 1e6 + 1, float("inf"), float("nan")])
+def test_a_wait_that_databases_cannot_count_is_refused(seconds: float) -> None:
+    assert check_seconds("timeout", 1e6) == 1e6
+    with pytest.raises(ConfigurationError, match=r"timeout: expected a number in \(0\.0, 1000000\.0\]"):
+        check_seconds("timeout", seconds)
