@@ -446,10 +446,11 @@ def test_every_check_of_words_is_played_in_an_audit() -> None:
 class TestNeighbours(WordNeighbourContract):
     """Topics, words and their weights are what the noise decides; all else is the same for all records."""
 
+    # So little that noise lets a word of six units pass with a chance of 1e-9; at epsilon 4 it is .9 %.
     designs: ClassVar[Any] = {
-        "words": {"topics": Topics(num_topics=2)},
+        "words": {"topics": Topics(num_topics=2), "epsilon": 0.1},
         "keywords": {"topics": Topics(VOCABULARY, 2, min_units=10**6)},
-        "replaced": {"topics": Topics(num_topics=2, pairs=True), "adjacency": "replace_one"},
+        "replaced": {"topics": Topics(num_topics=2, pairs=True), "epsilon": 0.1, "adjacency": "replace_one"},
     }
     left_out: ClassVar[Any] = ("topics", "topic_words")
 
