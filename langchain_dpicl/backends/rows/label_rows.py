@@ -556,10 +556,11 @@ MOST_AT_ONCE = 64
 """Public prompts per call of the engine, content-free ones included."""
 
 _NO_LABEL = (
-    "The answer to a public prompt gives no label any probability ({}): rows with such answers abstain alike, private "
-    "ones at the full charge, so that noise alone decides. Say in the prompt that a label is wanted, give verbalizers "
-    "as the model writes them, or switch its thinking off."
+    "The answer to a public prompt gives no label any probability ({}): rows with such answers {}. Say in the prompt "
+    "that a label is wanted, give verbalizers as the model writes them, or switch its thinking off."
 )
+_ABSTAIN = "abstain alike, private ones at the full charge, so that noise alone decides"
+_COUNT_FOR_NONE = "count for none, private ones at the full charge, so that the input gets no label"
 
 _ALONE_AT_ONCE = 8
 """Public prompts that are asked again at once, each alone, where every error is kept."""
@@ -735,7 +736,8 @@ class LabelRows:
         """Warns, once, that a PUBLIC prompt was answered without a label."""
         if not self._has_warned:
             self._has_warned = True  # before: where warnings are errors, the next answer is not lost as well
-            warn_caller(NoisyPlanWarning(_NO_LABEL.format(self.kind)))
+            effect = _COUNT_FOR_NONE if self._other else _ABSTAIN
+            warn_caller(NoisyPlanWarning(_NO_LABEL.format(self.kind, effect)))
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -911,6 +913,7 @@ class _PublicRowsRequest:
 
     def _read(self, scores: Mapping[str, LabelScores]) -> NDArray[np.float64]:
         rows = [self.rows.calibrated(scores[own], [scores[text] for text in free]) for own, *free in self.prompts]
-        if not all(map(any, rows)):
+        labels = self.rows.width - self.rows.counts_other  # a column behind them counts answers without one
+        if not all(any(row[:labels]) for row in rows):
             self.rows.warn_without_label()
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.rows.width)

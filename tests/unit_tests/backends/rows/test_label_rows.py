@@ -611,7 +611,7 @@ class TestPublicPrompts:
             assert [warning.category for warning in caught] == [NoisyPlanWarning]
 
     @DRIVERS
-    def test_a_public_call_that_failed_or_whose_answer_counts_elsewhere_does_not_warn(self, is_async: bool) -> None:
+    def test_an_answer_that_is_counted_as_one_without_a_label_warns_too(self, is_async: bool) -> None:
         class Votes(PublicChoices):
             def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
                 return np.array([[*[-math.inf] * len(choices), 0.0] for _ in prompts]).reshape(-1, len(choices) + 1)
@@ -619,11 +619,17 @@ class TestPublicPrompts:
             async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
                 return self.score_with_other(prompts, choices)
 
-        engine = Votes("text votes", lambda text, choice: -math.inf)
+        rows = LabelRows(Votes("text votes", lambda text, choice: -math.inf), LABELS, calibrate=False, other=True)
+        with pytest.warns(NoisyPlanWarning, match=r"\(text votes\): rows with such answers count for none") as caught:
+            for _ in range(2):
+                assert asked_public(rows, ("a",), is_async=is_async).tolist() == [0.0, 0.0, 0.0, 1.0]
+        assert len(caught) == 1
+
+    @DRIVERS
+    def test_a_public_call_that_failed_does_not_warn(self, is_async: bool) -> None:
+        engine = PublicChoices("text votes", lambda text, choice: -math.inf)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = asked_public(LabelRows(engine, LABELS, calibrate=False, other=True), ("a",), is_async=is_async)
-            assert found.tolist() == [0.0, 0.0, 0.0, 1.0]
             with pytest.raises(ModelCallError):
                 asked_public(LabelRows(engine, LABELS, calibrate=False), ("<down>",), is_async=is_async)
 
