@@ -6,7 +6,6 @@ import hashlib
 import json
 import threading
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import SaysHowToBuild
 from langchain_dpicl._templates import Template
@@ -696,6 +696,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
           RunInterruptedError: a public call failed; as for `from_private_examples`.
         """
         wanted = _ready_for(run, strategy, student, escape_braces)
+        _warn_of_few_inputs(run, strategy)
         run.run(progress=progress)
         return run_sync(cls._from(run, wanted, strategy, escape_braces, progress))
 
@@ -711,6 +712,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
     ) -> Self:
         """Asynchronous version of `from_run`; the teachers of one input are asked concurrently."""
         wanted = await run_in_thread(lambda: _ready_for(run, strategy, student, escape_braces))
+        _warn_of_few_inputs(run, strategy)
         await run.arun(progress=progress)
         return await run_async(cls._from(run, wanted, strategy, escape_braces, progress))
 
@@ -909,8 +911,10 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         if num_examples < 2:
             rejected = len(self._labels.rejected)
             counts = f"{num_examples} of {len(self._labels.entries)} inputs got a label, {rejected} were rejected"
-            advice = "Lower abstain_below, give more epsilon, or add labelled examples with add_public_example."
-            warnings.warn(f"PromptPATE: no student's prompt was chosen: {counts}. {advice}", stacklevel=5)
+            advice = "Lower abstain_below, give more epsilon or more inputs, or add labelled ones by add_public_example."
+            if self._labels.plan.get("other_label") is not None:
+                advice += " If a warning said that the model's answers name no label, mend that first."
+            warn_caller(UserWarning(f"PromptPATE: no student's prompt was chosen: {counts}. {advice}"))
         return num_examples >= 2
 
     def _search(self, student: Student, progress: bool | None) -> EffectGenerator[StudentChoice]:
@@ -1055,6 +1059,13 @@ def _ready_for(
         raise fail("run", "a PromptPATELabeler", type(run).__name__)
     check_flag("escape_braces", escape_braces)
     return _ready(strategy, option_of("student", student, Student), run.engine, _task_of(run.result)[0])
+
+
+def _warn_of_few_inputs(run: PromptPATELabeler, strategy: StrategyLike) -> None:
+    """Warns, before the run charges anything, of too few inputs for a student's prompt, however they are labelled."""
+    if strategy == "validated" and (count := len(run.result.entries)) < 2:
+        msg = f"public_inputs: expected at least 2 that differ, one to show and one to hold back, found {count}"
+        warn_caller(UserWarning(f"{msg}: no student's prompt can be chosen. Give more."))
 
 
 def _ready(strategy: StrategyLike, student: Student, engine: Any, task: VotingTask) -> Student:

@@ -9,6 +9,7 @@ import math
 import pickle
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -642,6 +643,23 @@ def test_too_few_labels_warn_and_do_not_raise(inputs: list[str], found: int, awa
     made.add_public_example({"text": "given too", "queue": "transfer"})
     assert made.choose_student(STUDENT).validated >= 1
     assert made.select_examples({})
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_too_few_inputs_warn_at_the_callers_line_before_a_ticket_burns(awaited: bool) -> None:
+    budget, llm = house(), Spy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "public_inputs: expected at least 2 that differ, .*, found 1: no student")
+        with pytest.raises(UserWarning):
+            built(awaited, budget=budget, llm=llm, public_inputs=[CARD, CARD])
+    assert llm.private == []
+    with pytest.warns(UserWarning, match="found 1: no student") as caught:
+        built(awaited, public_inputs=[CARD])
+    if not awaited:  # a task of its own has no caller
+        assert {warning.filename for warning in caught} == {__file__}
+    with pytest.warns(UserWarning, match="1 of 1 inputs got a label, 0 were rejected.*more inputs") as caught:
+        built(awaited, public_inputs=[CARD])
+    assert "name no label" not in str(caught[-1].message)
 
 
 @strategies
