@@ -23,6 +23,7 @@ from langchain_dpicl.planning.share_plan import (
     num_branches,
     one_release,
     pricing_delta,
+    warn_of_few_units,
     with_price,
     words_with,
 )
@@ -266,6 +267,8 @@ class _Counting(ReleaseRun[Count, ReleasedCounts]):
             noise_multiplier=chosen.multiplier,
             partition=private.dataset_id,
         )
+        if (needed := plan.found_from()) is not None:
+            warn_of_few_units("A value", needed, private.public_size_of(None))
         name = payer.fresh_name(cls._PREFIX) if component is None else component
         share = declare_share(private, payer, plan, component=name, epsilon=epsilon, public=plan.to_dict())
         return cls(private, plan=plan, share=share, budget=payer)
@@ -758,6 +761,8 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
             noise_multiplier=chosen.multiplier,
             partition=private.dataset_id,
         )
+        sizes = {label: private.public_size_of(label) for label in plan.labels or (None,)}
+        warn_of_few_units("A word of a label" if plan.labels else "A word", plan.found_from(), max(sizes.values()))
         called = payer.fresh_name("words") if component is None else component
         share = declare_share(private, payer, plan, component=called, epsilon=epsilon, public=plan.to_dict())
         return cls(private, plan=plan, share=share, budget=payer)

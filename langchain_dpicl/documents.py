@@ -51,6 +51,7 @@ from langchain_dpicl.planning.share_plan import (
     num_branches,
     one_release,
     pricing_delta,
+    warn_of_few_units,
     with_price,
     words_with,
 )
@@ -458,6 +459,14 @@ def plan_documents(
     return _price_plan(draft, target, calibrates=noise_multiplier is None and not kind.fixes_noise)
 
 
+def warn_of_few(plan: DocumentsPlan, public_size: int, topic_size: int) -> None:
+    """Warns the program that topics, or the words of one, may not be found among the declared units."""
+    needed = plan.found_from()
+    warn_of_few_units("A topic", needed, public_size)
+    if needed <= public_size and plan.words is not None:
+        warn_of_few_units("A word of a topic", plan.words.found_from(), topic_size)
+
+
 WORDS_BY_DEFAULT = 8
 """Words that a unit casts where words alone leave and the caller says no number."""
 _TOPIC_KEYWORDS, _TOPIC_WORDS = 10, 16
@@ -846,6 +855,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             raise fail("Decoding.released_words", "True where words of topics leave", True, "Give Topics(words=8).")
         if found.review is not None and not plan.releases_words:
             raise fail("Topics.review", "None where no words are released", found.review, "Give Topics(words=8).")
+        warn_of_few(plan, total, size)
         script, public = None, plan.to_dict()
         if made is not None and plan.generation is not None:
             warn_of_noise(plan.generation)

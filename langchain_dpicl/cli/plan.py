@@ -47,7 +47,7 @@ _BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a m
 
 def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: Iterable[str] = ()) -> DocumentsPlan:
     """Returns the plan of a run with a model whose vocabulary holds all candidates; asks no model."""
-    from langchain_dpicl.documents import plan_documents
+    from langchain_dpicl.documents import plan_documents, warn_of_few
     from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, TextDecoder
     from langchain_dpicl.generation.plan import TokenRule
     from langchain_dpicl.planning.expected_utility import RowDesign
@@ -62,7 +62,7 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
     size = max(1, public_size // chosen.num_topics)
     if settings.get("documents_per_topic") is None:
         raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
-    return plan_documents(
+    plan = plan_documents(
         chosen.vocabulary,
         public_size=public_size,
         epsilon=settings.share_epsilon,
@@ -84,6 +84,8 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
         candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
         **settings.only("documents_per_topic", "max_tokens"),
     )
+    warn_of_few(plan, public_size, size)
+    return plan
 
 
 def documents_output(settings: Settings, sizes: Any, compares: bool) -> dict[str, Any]:  # noqa: ARG001
@@ -117,17 +119,17 @@ def documents_text(out: dict[str, Any]) -> str:
     from langchain_dpicl.documents import DocumentsPlan
 
     plan = DocumentsPlan.rebuild(out["plan"])
-    return "\n".join(plan_lines(plan, parts=out["parts"], topic_size=out["topic_size"]))
+    return "\n".join(plan_lines(plan, parts=out["parts"]))
 
 
-def plan_lines(plan: DocumentsPlan, *, parts: dict[str, float], topic_size: int) -> list[str]:
+def plan_lines(plan: DocumentsPlan, *, parts: dict[str, float]) -> list[str]:
     """Returns what a plan does, brings and costs, part by part."""
     cost = plan.cost()
     each = ", ".join(f"{name} {format_rounded_up(epsilon, 3)}" for name, epsilon in parts.items())
     lines = [
         f"epsilon  {price_text(plan.to_dict())}: all parts; alone: {each}",
         *_topic_lines(plan),
-        *_word_lines(plan, topic_size),
+        *_word_lines(plan),
         *_text_lines(plan),
         f"cost     up to {cost.private_calls:,} private calls, {cost.public_calls:,} public ones",
     ]
@@ -152,7 +154,7 @@ def _topic_lines(plan: DocumentsPlan) -> list[str]:
     ]
 
 
-def _word_lines(plan: DocumentsPlan, topic_size: int) -> list[str]:
+def _word_lines(plan: DocumentsPlan) -> list[str]:
     words, needed = plan.words, plan.words_from(0.95)
     if words is None or needed is None:
         return ["words    none leave; topics.words=8 releases those that many units of a topic write"]
@@ -163,8 +165,6 @@ def _word_lines(plan: DocumentsPlan, topic_size: int) -> list[str]:
         f"words    {words.rule.max_words} of each unit, by topic{pairs}; {noise}, {alone}",
         f"         a word of {needed} units of a topic with a chance of 95 %",
     ]
-    if needed > topic_size:
-        lines.append(f"         a topic has {topic_size} units if they spread evenly: too few for a word")
     return lines
 
 

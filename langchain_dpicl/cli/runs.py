@@ -456,7 +456,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
             check_model(settings.model)
         own = on_ledger(settings)
         plan = documents_plan(own, topics=_topics(arguments, own), deny=_denied(arguments, own))
-        say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _text_of(plan, own))
+        say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _text_of(plan))
         return DONE
     check_target(arguments, settings)
     topics = _topics(arguments, settings)
@@ -472,7 +472,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
         deny=_denied(arguments, settings),
     )
     if not call.is_quiet:
-        say(_text_of(made.plan, settings))
+        say(_text_of(made.plan))
     shown = "{0.metadata[topic]}: {0.page_content}".format
     code = release(made, call, shown=shown, budget=budget)
     if not call.is_quiet:
@@ -503,9 +503,8 @@ def _denied(arguments: argparse.Namespace, settings: Settings) -> tuple[str, ...
     return (*settings.get("deny", ()), *named)
 
 
-def _text_of(plan: DocumentsPlan, settings: Settings) -> str:
-    size = max(1, sum(settings.data.sizes().values()) // plan.num_topics)
-    return "\n".join(plan_lines(plan, parts=parts_of(plan), topic_size=size))
+def _text_of(plan: DocumentsPlan) -> str:
+    return "\n".join(plan_lines(plan, parts=parts_of(plan)))
 
 
 def _topics_text(made: DocumentSynthesizer) -> list[str]:

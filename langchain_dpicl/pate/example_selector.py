@@ -911,7 +911,9 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         if num_examples < 2:
             rejected = len(self._labels.rejected)
             counts = f"{num_examples} of {len(self._labels.entries)} inputs got a label, {rejected} were rejected"
-            advice = "Lower abstain_below, give more epsilon or more inputs, or add labelled ones by add_public_example."
+            advice = (
+                "Lower abstain_below, give more epsilon or more inputs, or add labelled ones by add_public_example."
+            )
             if self._labels.plan.get("other_label") is not None:
                 advice += " If a warning said that the model's answers name no label, mend that first."
             warn_caller(UserWarning(f"PromptPATE: no student's prompt was chosen: {counts}. {advice}"))

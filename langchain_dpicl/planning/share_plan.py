@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl._calls import warn_caller
+from langchain_dpicl.exceptions import ConfigurationError, NoisyPlanWarning
 from langchain_dpicl.options import html_table
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
@@ -276,6 +277,19 @@ def num_branches(labels: int, adjacency: Adjacency) -> int:
 def one_release(noise: float, failure: float) -> Event:
     """Returns what a release costs at most whose threshold `words_with` found."""
     return ComposedEvent((GaussianEvent(noise), FailureEvent(failure)))
+
+
+def warn_of_few_units(what: str, needed: int, size: int) -> None:
+    """Warns the program that even what all declared units hold may not be found, before it pays for that.
+
+    Args:
+      what: the thing to be found, and of what.
+      needed: how many units must hold it, to find it with a chance of 95 %.
+      size: declared number of units.
+    """
+    if needed > size:
+        said = f"{what} is found with a chance of 95 % if {needed:,} units hold it, and {size:,} are declared"
+        warn_caller(NoisyPlanWarning(f"{said}: probably nothing is found. Raise epsilon, or use more records."))
 
 
 def words_with(rule: UnitWords, noise: float, failure: float, adjacency: Adjacency) -> WordRelease:

@@ -159,7 +159,7 @@ def test_a_plan_shows_what_each_part_brings_and_costs(capsys: pytest.CaptureFixt
     ):
         assert part in said
     assert main([*plan, "--documents-per-topic", "0", "--set", "topics.num_topics=100"]) == 0
-    assert "too few for a word" in capsys.readouterr().out
+    assert "note: A word of a topic is found" in capsys.readouterr().err
     assert main([*plan, "--documents-per-topic", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"]["generation"] is None
     assert main(plan) == 2

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
     ModelCallError,
+    NoisyPlanWarning,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
     PrivacyBudgetMismatchError,
@@ -85,6 +87,21 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 def build(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     """One of the four ways to count."""
     return BUILDERS[request.param]
+
+
+class TestWhatCannotBeFound:
+    def test_a_declared_size_below_what_a_value_needs_warns_before_anything_is_spent(self) -> None:
+        with pytest.warns(NoisyPlanWarning, match=r"A value is found .* if 18 units hold it, and 17 are") as caught:
+            made = finder(films(public_size=17), house())
+        assert [warning.filename for warning in caught] == [__file__]
+        assert made.plan.found_from() == 18
+        assert made.share.remaining(COUNT_TEMPLATE) == 1
+
+    def test_one_that_suffices_and_declared_values_do_not_warn(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            finder(films(public_size=18), house())
+            counter(films(public_size=1), house(), field="director", values=("Greta Gerwig",))
 
 
 class TestWhatIsReleased:

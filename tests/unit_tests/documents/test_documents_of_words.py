@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.audit.targets import Subject
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.documents import DocumentsPlan, plan_documents
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning, RunInterruptedError
 from langchain_dpicl.options import Decoding, Rows, Topics
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, GaussianEvent, ParallelEvent
@@ -335,6 +336,26 @@ class TestWhatIsKept:
 
 
 class TestThePlan:
+    @pytest.mark.parametrize(
+        ("topics", "size", "said"),
+        [
+            (Topics(("card", "film"), 2), 9, r"A topic is found .* and 9 are declared"),
+            (Topics(num_topics=2), 9, r"A topic is found .* and 9 are declared"),
+            (Topics(("card", "film"), 2), 60, r"A word of a topic is found .* and 30 are declared"),
+        ],
+    )
+    def test_declared_units_below_what_it_needs_warn_before_anything_is_spent(
+        self, topics: Topics, size: int, said: str
+    ) -> None:
+        with pytest.warns(NoisyPlanWarning, match=said) as caught:
+            maker(notes=PrivateExamples([], public_size=size), topics=topics)
+        assert [warning.filename for warning in caught] == [__file__]
+
+    def test_enough_of_them_do_not_warn(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            maker(topics=Topics(VOCABULARY, 3))
+
     def test_topics_and_all_places_are_one_event(self) -> None:
         plan = plan_documents(
             None, public_size=4_000, documents_per_topic=0, epsilon=2.0, delta=1e-6, num_topics=3, pairs=True
