@@ -161,11 +161,10 @@ def _word_lines(plan: DocumentsPlan) -> list[str]:
     pairs = ", and pairs of those that are neighbours" if plan.pairs else ""
     noise = f"noise {words.scale:.2f}, threshold {words.mechanism.threshold:.1f}"
     alone = f"which words of one unit reach with a chance of {words.failure:.1g}"
-    lines = [
+    return [
         f"words    {words.rule.max_words} of each unit, by topic{pairs}; {noise}, {alone}",
         f"         a word of {needed} units of a topic with a chance of 95 %",
     ]
-    return lines
 
 
 def _text_lines(plan: DocumentsPlan) -> list[str]:

@@ -185,8 +185,30 @@ def _is_of_a_word(letter: str) -> bool:
     return letter.isalnum() or unicodedata.category(letter).startswith("M")
 
 
+# Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
+
+
+def _pieces_of(text: str) -> list[str]:
+    """Returns the words of a text, in which letters of scripts without spaces stand alone, each with its marks."""
+    words = words_of(text)
+    if text.isascii() or not _UNSPACED.search("".join(words)):
+        return words
+    pieces: list[str] = []
+    for word in words:
+        for place, letter in enumerate(word):
+            is_mark = unicodedata.category(letter).startswith("M")
+            if place and (is_mark or not (_UNSPACED.match(letter) or _UNSPACED.match(pieces[-1]))):
+                pieces[-1] += letter
+            else:
+                pieces.append(letter)
+    return pieces
+
+
 class _KeywordReader:
-    """Finds declared keywords in a text; it holds public values only."""
+    """Finds declared keywords in a text, inside its clauses where a script writes no spaces; holds public values."""
 
     __slots__ = ("_keywords", "_lengths", "place")
 
@@ -196,9 +218,9 @@ class _KeywordReader:
             # A column of records passed by mistake must not be printed: errors show places and numbers only.
             if not is_name(keyword):
                 raise fail("vocabulary", f"{PRINTABLE}, each of them", f"another at place {place}")
-            words = tuple(words_of(keyword))
-            if not 1 <= len(words) <= MOST_WORDS:
-                raise fail("vocabulary", f"keywords of 1 to {MOST_WORDS} words", f"{len(words)} at place {place}")
+            length, words = len(words_of(keyword)), tuple(_pieces_of(keyword))
+            if not 1 <= length <= MOST_WORDS:
+                raise fail("vocabulary", f"keywords of 1 to {MOST_WORDS} words", f"{length} at place {place}")
             if words in self._keywords:
                 advice = "Keywords that differ in case or punctuation alone are one: declare it once."
                 alike = [list(self._keywords).index(words), place]
@@ -216,7 +238,7 @@ class _KeywordReader:
 
     def found(self, text: Any) -> Iterator[str]:
         """Yields each occurrence of a keyword; none in what is no text."""
-        words = words_of(text) if isinstance(text, str) else []
+        words = _pieces_of(text) if isinstance(text, str) else []
         for length in self._lengths:
             for start in range(len(words) - length + 1):
                 keyword = self._keywords.get(tuple(words[start : start + length]))

@@ -90,6 +90,25 @@ class TestTheKeywordsOfAUnit:
         assert rule.of(unit("STRASSE")) == ("stra\u00dfe",)
         assert words_of("caf\u00e9") == words_of("cafe\u0301") == ["caf\u00e9"]
 
+    def test_are_found_inside_clauses_of_scripts_that_write_no_spaces_between_words(self):
+        declared = ("\u5361", "\u8f6c\u8d26", "\u30ab\u30fc\u30c9", "\u0e1a\u0e31\u0e15\u0e23", "\u0e01\u0e32", "card")
+        rule = UnitKeywords("text", 9, declared)
+        for text, found in {
+            "\u6211\u7684\u5361\u5728\u5546\u5e97\u88ab\u62d2\u7edd\u4e86": {"\u5361"},
+            "\u8f6c\u8d26\u8fd8\u6ca1\u6709\u5230\u8d26": {"\u8f6c\u8d26"},
+            "\u8f6c\u5230\u8d26": set(),
+            "\u79c1\u306e\u30ab\u30fc\u30c9\u304c\u4f7f\u3048\u307e\u305b\u3093": {"\u30ab\u30fc\u30c9"},
+            "\u79c1\u306e\uff76\uff70\uff84\uff9e": {"\u30ab\u30fc\u30c9"},  # half width
+            "\u0e1a\u0e31\u0e15\u0e23\u0e2b\u0e32\u0e22": {"\u0e1a\u0e31\u0e15\u0e23"},
+            "\u0e01\u0e48\u0e32": set(),  # another sign on the first letter makes another syllable
+            "card\u5361": {"card", "\u5361"},
+            "cards\u5361": {"\u5361"},
+            "\uce74\ub4dc\uac00": set(),
+        }.items():
+            assert set(rule.of(unit(text))) == found
+            split = TopicSplit("text", "topic", declared, tuple("123456"))
+            assert (split.of(unit(text))[1] != "") == bool(found)
+
     @settings(max_examples=60, deadline=None)
     @given(st.text(max_size=30))
     def test_read_a_text_and_its_form_alike(self, text):
