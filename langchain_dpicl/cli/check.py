@@ -109,7 +109,10 @@ def run_check(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
         *_section("declare", declared.lines()),
     ]
     say("\n".join(report))
-    if out is not None:
+    has_key = data.text_key in found.names() or bool(_texts(data, found))
+    if out is not None and found.records and not has_key:
+        say(f"not written: {out}; no record has a field {data.text_key!r}")
+    elif out is not None:
         with out.open("x", encoding="utf-8") as file:
             file.write(declared.toml(path))
         say(f"written: {out}; its labels and size were read off the records: change what is not public")
@@ -232,8 +235,12 @@ def _field_lines(data: Data, found: _Found) -> Iterable[str]:
         yield f"{name}: {', '.join(f'{kind} {count:,}' for kind, count in kinds.most_common())}{unread}"
 
 
+def _texts(data: Data, found: _Found) -> list[tuple[int, str]]:
+    return [(number, value) for number, value in found.values(data.text_key) if isinstance(value, str)]
+
+
 def _text_lines(path: Path, data: Data, found: _Found) -> Iterable[str]:
-    texts = [(number, value) for number, value in found.values(data.text_key) if isinstance(value, str)]
+    texts = _texts(data, found)
     if not texts and is_csv(path) and len(found.names()) == 1 and re.search("[;\t]", found.names()[0]):
         yield f"none: {_NO_COMMAS}"
         return
@@ -316,6 +323,8 @@ def _refused(declared: _Declared, found: _Found) -> tuple[bool, list[str]]:
     lines = [f"{len(numbers):,}: {fault} ({_places(numbers)})" for fault, numbers in faults.items()]
     if found.broken:
         lines.append("the whole file, for its lines that cannot be read")
+    names = [name for name in (declared.data.text_key, declared.data.label_key) if name and not is_field_name(name)]
+    lines += [f"all, for {name!r}: no prompt can show a field of this name; rename it" for name in names]
     return bool(lines), lines or ["nothing, with the declaration below"]
 
 
