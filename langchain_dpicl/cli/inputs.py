@@ -879,6 +879,27 @@ FLAGS: Mapping[str, tuple[str, str, str, type]] = {
 """The keys that have a flag of their own, what it says and takes; a list takes one each time."""
 
 
+_OPTION = re.compile(rf"\b({'|'.join(option.__name__ for option in OPTIONS)})\(((?:\w+=[^(),=]+(?:, )?)+)\)(?!:)")
+_PARAMETER = re.compile(rf"(?<=[Gg]ive )({'|'.join(FLAGS)})=(?:\.\.\.)?(?!\w)")
+
+
+def as_typed(message: str) -> str:
+    """Returns a message of the package with its advice as it is typed: keys of settings, and flags, for Python.
+
+    >>> as_typed('expected log-probabilities, or LabelAnswers(votes="text"). Give epsilon=...')
+    'expected log-probabilities, or answers.votes=text (--set, or the settings file). Give --epsilon'
+    """
+
+    def keys(found: re.Match[str]) -> str:
+        # The parameter of an option has the name of its class, or the last word of it.
+        words = "Noise" if found[1] == "ConfidentGNMax" else found[1]
+        table = re.findall("[A-Z][a-z]+", words)[-1].lower()
+        pairs = found[2].replace('"', "").replace("'", "").split(", ")
+        return f"{' '.join(f'{table}.{pair}' for pair in pairs)} (--set, or the settings file)"
+
+    return _PARAMETER.sub(lambda found: f"--{found[1].replace('_', '-')}", _OPTION.sub(keys, message))
+
+
 def add_flags(command: Any, names: Sequence[str]) -> None:
     """Adds flags of keys; a flag that was not typed sets nothing."""
     for name in names:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from langchain_dpicl.cli.check import add_audit, add_report, run_audit
-from langchain_dpicl.cli.inputs import add_flags, add_settings, read_json
+from langchain_dpicl.cli.inputs import add_flags, add_settings, as_typed, read_json
 from langchain_dpicl.cli.ledger import CommandOutput, add_ledger, redact, run_bench
 from langchain_dpicl.cli.parser import BAD_INPUT, DONE, INTERRUPTED, CommandGroup, CommandParser, exit_code_of, page_of
 from langchain_dpicl.cli.plan import add_plan, plan_output
@@ -166,7 +166,7 @@ def _show_version() -> int:
 
 
 def _complain(message: str) -> None:
-    _tell(f"dpicl: {message}\n")
+    _tell(f"dpicl: {as_typed(message)}\n")
 
 
 def _keep_quiet(*_: object, **__: object) -> None:
@@ -175,7 +175,7 @@ def _keep_quiet(*_: object, **__: object) -> None:
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
     """Shows a warning on one line, without the place in the code that raised it."""
-    _tell(f"dpicl: note: {message}\n")
+    _tell(f"dpicl: note: {as_typed(str(message))}\n")
 
 
 def _tell(text: str) -> None:

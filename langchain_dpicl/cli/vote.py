@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
@@ -51,7 +52,7 @@ from langchain_dpicl.cli.spending import (
     voted_on,
 )
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
-from langchain_dpicl.options import Noise, noise_of
+from langchain_dpicl.options import Noise, Serving, noise_of
 from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.reports.rendering import format_rounded_up
 
@@ -106,9 +107,22 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     component = {"max_queries": len(asked), **call.settings.component}
     call = dataclasses.replace(call, settings=dataclasses.replace(call.settings, component=component))
     queries = _queries(asked, call.settings) if asked or call.settings.data.num_labels() else []
+    _warn_of_few_tickets(queries, call.settings)
     if arguments.dry_run:
         return dry_run(call)
     return _answer(call, queries)
+
+
+def _warn_of_few_tickets(queries: Sequence[Any], settings: Settings) -> None:
+    """Warns, before the first ticket burns, that the share does not pay for all questions."""
+    serving, tickets = settings.get("serving") or Serving(), settings.get("max_queries")
+    count = len({json.dumps(query, sort_keys=True) for query in queries})
+    if isinstance(tickets, int) and count > tickets and serving.on_exhausted == "raise":
+        said = (
+            f"--max-queries: {count:,} different questions, and tickets for {tickets:,}; the others are answered from"
+        )
+        advice = "Raise it, leave it out, or give Serving(on_exhausted='zero_shot')"
+        warnings.warn(f"{said} a memo or not at all. {advice}", stacklevel=2)
 
 
 def _answer(call: Call, queries: Sequence[Any]) -> int:

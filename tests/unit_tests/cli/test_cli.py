@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import gzip
+import inspect
 import io
 import json
 import os
@@ -26,14 +27,14 @@ from langchain_dpicl import Budget, Decoding, DPVotingRunnable, LabelAnswers, Pr
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
-from langchain_dpicl.cli.inputs import read_toml, settings_of
+from langchain_dpicl.cli.inputs import METHODS, as_typed, component_of, read_toml, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import Call, json_line, release
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import GenerationTask, OpenLabel, Rows
+from langchain_dpicl.options import OPTIONS, GenerationTask, OpenLabel, Rows
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
@@ -1420,3 +1421,34 @@ def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: 
     retrieval += ["--set", "retrieval.similarity_threshold=0.5", "--set", "retrieval.embeddings=a:b"]
     assert main(["plan", "--config", str(settings), *retrieval]) == 2
     assert "FewShotTask.wordings: expected none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        (
+            "take Serving(on_exhausted='zero_shot').",
+            "take serving.on_exhausted=zero_shot (--set, or the settings file).",
+        ),
+        (
+            "Give Noise(multiplier=..., delta=...)",
+            "Give noise.multiplier=... noise.delta=... (--set, or the settings file)",
+        ),
+        ("give text_key=. (line 5)", "give --text-key. (line 5)"),
+        ("Give FewShotTask(labels=('yes', 'no'))", "Give FewShotTask(labels=('yes', 'no'))"),
+        ("found public_size=3, epsilon=0.5", "found public_size=3, epsilon=0.5"),
+    ],
+)
+def test_advice_for_python_is_told_as_it_is_typed(said: str, typed: str) -> None:
+    assert as_typed(said) == typed
+
+
+def test_every_option_that_a_setting_holds_is_told_by_the_name_of_its_table() -> None:
+    for method in METHODS:
+        component = component_of(method)
+        takes = inspect.signature(getattr(component, "from_private_examples", component)).parameters
+        for name, parameter in takes.items():
+            words = set(re.findall(r"\w+", str(parameter.annotation)))
+            for option in OPTIONS:
+                if option.__name__ in words and name not in {"llm", "prompt"}:  # no table of settings
+                    assert as_typed(f"{option.__name__}(x=1)").startswith(f"{name}.x=1 ")

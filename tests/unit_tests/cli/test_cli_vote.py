@@ -384,3 +384,20 @@ def test_a_dry_run_refuses_another_declaration_or_number_of_queries_than_the_led
         error = capsys.readouterr().err
         assert said in error
         assert error.count("'implementation_delta'") <= 1
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_questions_without_a_ticket_are_told_before_the_first_one_is_paid_for(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    asked = ("--query", CARD, "--query", TRANSFER, "--query", CARD, "--model", f"{HERE}:SURE")
+    assert vote(*asked, "--max-queries", "1", *more) == (0 if more else 3)
+    note, *rest = capsys.readouterr().err.splitlines()
+    assert note == (
+        "dpicl: note: --max-queries: 2 different questions, and tickets for 1; the others are answered from a memo or "
+        "not at all. Raise it, leave it out, or give serving.on_exhausted=zero_shot (--set, or the settings file)"
+    )
+    assert any("take serving.on_exhausted=zero_shot (--set" in line for line in rest) == (not more)
+    for enough in (("--max-queries", "2"), (), ("--max-queries", "1", "--set", "serving.on_exhausted=zero_shot")):
+        assert vote(*asked, *enough, *more) == 0
+        assert "max-queries" not in capsys.readouterr().err
