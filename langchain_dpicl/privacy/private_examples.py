@@ -269,8 +269,9 @@ def read_record(
     """Returns (unit name, declared fields, fault); `known` is a mapping because there may be many labels."""
     fields = fields_of(raw, declared.text_key)
     if fields is None:
-        advice = "Make a dict of each, as dataclasses.asdict and model_dump do."
-        return "", {}, f"records: expected every record to be text, a mapping or a Document; one is none. {advice}"
+        advice = "Make a dict of each, as dict(row), dataclasses.asdict and model_dump do."
+        expected = "expected every record to be text, a mapping or a Document"
+        return "", {}, f"records: {expected}; one is of another type. {advice}"
     key = declared.unit_key
     unit = str(number) if key is None else unit_name(fields.get(key))
     if unit is None:
@@ -1036,9 +1037,10 @@ def container_fault(records: Any) -> str:
     # A document can be iterated, as every pydantic object: over its fields. A frame has its columns as attributes too.
     is_document = hasattr(records, "page_content") and not hasattr(records, "columns")
     is_record = isinstance(records, Mapping) or is_document
-    if is_record or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
+    is_file = hasattr(type(records), "readline")  # its lines are no records: a quoted cell may hold several
+    if is_record or is_file or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
         advice = " Of a table of splits give one; put a single record into a list." * is_record
-        if isinstance(records, (str, os.PathLike)):
+        if is_file or isinstance(records, (str, os.PathLike)):
             advice = " Read the file first: csv.DictReader(file), a data frame or a document loader."
         return f"records: expected an iterable of texts or mappings, found {type(records).__name__}.{advice}"
     return ""

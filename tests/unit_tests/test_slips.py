@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import uuid
 from collections.abc import Callable
@@ -185,6 +186,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         r"records: expected an iterable .*, found str\. Read the file first: csv\.DictReader\(file\), a data frame or",
     ),
+    "an open file in place of what it holds": (
+        lambda: declared(records=io.StringIO(f"text,label\n{CANARY},tech\n")),
+        ConfigurationError,
+        r"records: expected an iterable .*, found StringIO\. Read the file first: csv\.DictReader\(file\), a data frame or",
+    ),
     "messages in a prompt of text": (
         lambda: prompt(example_prompt=ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")])),
         ConfigurationError,
@@ -245,7 +251,7 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "rows of a dataclass": (
         lambda: declared(records=[Row(CANARY, "tech")]),
         RecordError,
-        r"or a Document; one is none\. Make a dict of each, as dataclasses\.asdict and model_dump do\.",
+        r"or a Document; one is of another type\. Make a dict of each, as dict\(row\), dataclasses\.asdict and model_dump",
     ),
     "a unit of another name": (
         lambda: declared(unit_key="user"),
