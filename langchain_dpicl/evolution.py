@@ -385,8 +385,8 @@ class EvolutionWriter:
         variations = self.wording.without_requests(written)
         if not variations:
             raise ModelCallError(
-                f"{self.model.name} wrote no variation with text of its own before the first stop string. Check the model, or "
-                "give Decoding(stop=...) if its texts begin with one. No ticket was taken for it"
+                f"{self.model.name} wrote no variation with text of its own before the first stop string. Check the "
+                "model, or give Decoding(stop=...) if its texts begin with one. No ticket was taken for it"
             )
         return distinct_texts([*texts, *variations])
 
