@@ -148,6 +148,7 @@ def main(argv: list[str] | None = None) -> None:
             break
         shown = [f"{page.metadata['page']} ({page.metadata['votes']:.0f} noisy votes)" for page in state["found"]]
         print(f"{question}\n   pages:  {', '.join(shown) or 'none'}\n   answer: {state['answer']}")
+    print("answers: of the model in make_model; the embedded one strings phrases together, and shows the flow alone")
     plan = voter.plan.to_dict()
     print(f"\n{voter}: about {NUM_SLOTS} votes a question, noise of about {plan['noise_scale']:.1f} on each page")
     print(f"all {plan['max_queries']} questions together: epsilon {plan['epsilon']} at delta {plan['delta']:g}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from bank_questions import LABELS, bank_questions
-from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import (
@@ -19,6 +18,7 @@ from langchain_dpicl import (
     DPVotingRunnable,
     EmbeddedLLM,
     GenerationTask,
+    LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
 )
@@ -29,8 +29,8 @@ QUESTIONS = ("The shop refused my card.", "When does a transfer to Spain arrive?
 
 def make_model() -> Any:
     """The model that answers, with released demonstrations."""
-    # With a provider: from langchain_openai import ChatOpenAI; return ChatOpenAI(model="gpt-4.1-mini", max_tokens=8)
-    return EmbeddedLLM(max_tokens=4, stop=["\n"])
+    # With a provider: from langchain_openai import ChatOpenAI; return ChatOpenAI(model="gpt-4.1-mini")
+    return EmbeddedLLM()
 
 
 def main() -> None:
@@ -63,10 +63,10 @@ def main() -> None:
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")
 
-    chain = prompt | make_model() | StrOutputParser()
-    print("\nA chain answers, free")
+    classifier = LabelClassifier(make_model(), labels=LABELS, prompt=prompt)  # or prompt | model, for its own words
+    print("\nA model answers by them, free")
     for question in QUESTIONS:
-        print(f"   {question} -> {chain.invoke({'input': question}).strip()}")
+        print(f"   {question} -> {classifier.invoke(question)}")
 
     # 3. Or let the records themselves vote, query by query. On the same budget.
     voter = DPVotingRunnable.from_private_examples(

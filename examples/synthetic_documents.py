@@ -108,6 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     for question in options.ask or [record["text"] for record in new_questions(num_per_label=1)]:
         state = chain.invoke({"input": question})
         print(f"{question}\n   nearest: {state['found'][0].page_content}\n   answer:  {state['answer']}")
+    print("answers: of the model in make_model; the embedded one strings phrases together, and shows the flow alone")
     verified = verify_report(documents)
     print(f"paid once: epsilon {verified.epsilon} at delta {verified.delta}, recomputed: {verified.ok}")
 
