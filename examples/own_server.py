@@ -10,11 +10,12 @@ Needs the extra `openai`. The server SEES the private prompts; here the "private
 from __future__ import annotations
 
 import argparse
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 from bank_questions import LABELS, bank_questions
 from langchain_core.prompts import PromptTemplate
-from langchain_openai import ChatOpenAI, OpenAI
 
 from langchain_dpicl import (
     Decoding,
@@ -32,6 +33,8 @@ DELTA = 1e-5
 
 def connect(options: argparse.Namespace) -> LangChainBackend:
     """Wraps a stock client; a probe with public text decides here what the server can do."""
+    from langchain_openai import ChatOpenAI, OpenAI
+
     shared: dict[str, Any] = {"model": options.model, "base_url": options.base_url, "api_key": options.api_key}
     client = OpenAI(**shared) if options.completions else ChatOpenAI(**shared)
     if options.no_prompt_cache:
@@ -53,6 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--num-slots", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=12)
     options = parser.parse_args(argv)
+    if find_spec("langchain_openai") is None:
+        sys.exit('This example needs langchain_openai: pip install "langchain-dpicl[openai]"')
 
     engine = connect(options)
     print(engine)

@@ -13,7 +13,9 @@ On many machines the ledger and the memo are in PostgreSQL, and `--address` name
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--address", help="of a Ray cluster that this machine is part of; by default one of its own")
     parser.add_argument("--folder", type=Path, help="of ledger and memo, to go on with; by default a new one")
     options = parser.parse_args(argv)
+    if find_spec("ray") is None:
+        sys.exit('This example needs ray: pip install "langchain-dpicl[ray]"')
     with tempfile.TemporaryDirectory() as fresh:
         folder = (options.folder or Path(fresh)).resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -69,3 +69,16 @@ def test_the_readme_shows_the_line_as_the_files_have_it() -> None:
     lines = [found["code"] for path in BY_LINE for found in LINE.finditer(path.read_text())]
     assert shown in lines
     assert len(lines) == len(BY_LINE) >= 7
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "extra"),
+    [("own_server", ["--base-url", "http://127.0.0.1:9/v1"], "openai"), ("ray_workers", [], "ray")],
+)
+def test_an_example_without_its_extra_says_what_to_install(
+    name: str, given: list[str], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with example(name) as module:
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
+        with pytest.raises(SystemExit, match=rf'This example needs .*: pip install "langchain-dpicl\[{extra}\]"'):
+            module.main(given)

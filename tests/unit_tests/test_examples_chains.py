@@ -57,7 +57,9 @@ def test_the_quickstart_releases_answers_votes_and_counts(capsys: pytest.Capture
         quickstart.bank_questions = with_canary(quickstart.bank_questions, every=False)
         quickstart.main()
     shown = capsys.readouterr().out
-    released, answers, votes = (shown.split(title)[1].split("\n\n")[0] for title in ("\nReleased", "\nA model", "\nPriv"))
+    released, answers, votes = (
+        shown.split(title)[1].split("\n\n")[0] for title in ("\nReleased", "\nA model", "\nPriv")
+    )
     assert [line.split("]")[0].strip(" [") for line in released.split("\n")[1:]] == list(quickstart.LABELS)
     assert answers.count(" -> ") == votes.count(" -> ") == 3
     assert all(line.endswith(quickstart.LABELS) for line in f"{answers}\n{votes}".splitlines() if " -> " in line)
