@@ -645,6 +645,13 @@ def test_too_few_labels_warn_and_do_not_raise(inputs: list[str], found: int, awa
     assert made.select_examples({})
 
 
+def test_where_answers_name_no_label_the_advice_is_to_mend_that_first() -> None:
+    llm = TextVoteBackend(FakeListChatModel(responses=["who knows"]))
+    answers = LabelAnswers(votes="text", abstain_below="never")
+    with pytest.warns(UserWarning, match="0 of 2 inputs got a label, 2 were rejected.*name no label, mend that first"):
+        built(False, llm=llm, answers=answers, public_inputs=[CARD, WIRE])
+
+
 @pytest.mark.parametrize("awaited", [False, True])
 def test_too_few_inputs_warn_at_the_callers_line_before_a_ticket_burns(awaited: bool) -> None:
     budget, llm = house(), Spy()

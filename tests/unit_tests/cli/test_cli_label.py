@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 
 from langchain_dpicl import ReleasedDemonstrations, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, scripted
@@ -22,6 +23,7 @@ CANARY = "canary-7f3a"
 DECLARED = ("--label-key", "topic", "--label", "card", "--label", "transfer", "--public-size", "300")
 TERMS = (*DECLARED, "--epsilon", "8", "--delta", "1e-6")
 SURE = FakeBackend(scripted({" card": 0.9, " transfer": 0.1}), vocabulary=[" card", " transfer"])
+MUTE = FakeListChatModel(responses=["I cannot help with that."])
 ENGINE = LogisticEngine()
 HERE = "tests.unit_tests.cli.test_cli_label"
 EVOLVING = ("--set", "evolution.rounds=1", "--set", "shots_per_label=1", "--set", "evolution.num_variations=0")
@@ -53,6 +55,15 @@ def test_the_embedded_model_labels_public_inputs_and_saves_the_pool(
     assert [entry.label for entry in pool.entries] == ["card", "transfer"]
     assert verify_report(pool).epsilon <= 8.0
     assert CANARY not in said.out + said.err + (folder / "pool.json").read_text()
+
+
+def test_a_model_that_names_no_label_is_told_before_the_first_input_is_paid_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert label("--model", f"{HERE}:MUTE", "--set", "answers.votes=text") == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].startswith("(rejected)")
+    assert said.err.count("note: The answer to a public prompt gives no label any probability (text votes): rows") == 1
 
 
 def test_inputs_that_find_no_ticket_wait_and_the_exit_code_says_so(
