@@ -501,6 +501,8 @@ class Workplace(Uncopyable):
         size = getattr(self.memo, "size", 0)
         if size < num_jobs:
             raise fail("memo", f"room for {num_jobs} answers", size, f"Open it with size={num_jobs} or more.")
+        # Workers end by being killed, which would lose tickets that are charged before they are asked for.
+        budget._desk.write_waiting(is_closing=True)  # noqa: SLF001  from now on none is
         return self.private, budget, self.memo
 
     def settle(self) -> None:

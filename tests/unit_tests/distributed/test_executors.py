@@ -728,6 +728,12 @@ class TestLabels:
         assert "waiting" not in {one.status for one in pool.entries}
         assert lines(house, RESERVE) == lines(house, COMMIT) == 4
 
+    def test_are_charged_when_they_are_asked_for_as_a_worker_may_be_killed_at_any_time(self, house: House) -> None:
+        made = house.labeler(house.crew(), [f"input {number}" for number in range(200)], epsilon=50.0)
+        for count, _ in zip(range(1, 31), made.stream(progress=False), strict=False):
+            assert lines(house, RESERVE) == lines(house, COMMIT) == count
+        assert made.queries_left == 170
+
     def test_of_one_sample_stay_in_one_process(self, house: House) -> None:
         with pytest.raises(ConfigurationError, match="stays in one process"):
             house.labeler(house.crew(), self.INPUTS, rows=Rows(units=4, redraw_every="run"))
