@@ -22,7 +22,7 @@ from typing_extensions import override
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.resolve import as_embeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
-from langchain_dpicl.backends.sync_async import EffectGenerator, awaitable, check_silent, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator, PerProcess, awaitable, check_silent, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
@@ -132,7 +132,7 @@ class IndividualFilter(Uncopyable):
         self.plan = plan
         self.texts = texts
         self.balances = balances
-        self._locks = {os.getpid(): threading.Lock()}
+        self._locks = PerProcess(threading.Lock)
         self._opened: FilteredSample | None = None
 
     @property
@@ -147,8 +147,7 @@ class IndividualFilter(Uncopyable):
 
     def open(self, pay: TicketCharge) -> None:
         """Opens the filter: pays for it, or uses the one that another process paid for; later calls see to its room."""
-        # A lock per process: one that another thread held at a fork would stay locked in the child.
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._locks.here:
             if self.balances is not None:
                 self.balances.make_room(self.private.public_size_of(None))
             if self._opened is None:

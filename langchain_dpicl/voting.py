@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +19,7 @@ from langchain_dpicl.backends.sync_async import (
     AskBeside,
     Effect,
     EffectGenerator,
+    PerProcess,
     PublicAnswer,
     awaitable,
     concurrency_limit,
@@ -92,7 +92,7 @@ class AnsweringRuns(Opaque):
     def __init__(self, source: RollingRange, first: int) -> None:
         self._source = source
         self._first = first
-        self._locks: dict[int, threading.Lock] = {}  # of each process: a fork may come while a thread holds its own
+        self._locks = PerProcess(threading.Lock)
         self._current: tuple[int, dict[str, Any]] | None = None
 
     @property
@@ -108,7 +108,7 @@ class AnsweringRuns(Opaque):
 
     def of_now(self, component: RunnableT) -> RunnableT:
         """Returns a component as it answers in the newest run."""
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._locks.here:
             start = self._source.run_start(self._first)  # inside: who waited goes on with the run that it finds
             if self._current is None or self._current[0] != start:
                 self._current = None  # what the last run read is dropped before more is

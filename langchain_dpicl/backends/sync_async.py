@@ -104,6 +104,28 @@ class FairSemaphore:
         self._leave()  # the place was handed over meanwhile
 
 
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """What each process has of its own: a gate or lock that a thread held at a fork would stay shut in the child.
+
+    Who enters and leaves it takes `here` once, as a fork may come in between.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made = {os.getpid(): make()}
+
+    @property
+    def here(self) -> T:
+        """The one of this process."""
+        number = os.getpid()
+        if number not in self._made:
+            self._made.setdefault(number, self._make())
+        return self._made[number]
+
+
 @dataclass(frozen=True, slots=True)
 class CallLimit:
     """How many calls a block may have in flight, and the gate that all of them go through."""
@@ -164,7 +186,6 @@ THREADS = 32
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 _POOLS: dict[tuple[int, str], ThreadPoolExecutor] = {}
 _ASIDE, _BUILDING, _ENGINE = "dpicl-aside", "dpicl-building", "dpicl-engine"
 """Threads of short work, of constructors, which may themselves wait for work of the others, and of local engines."""

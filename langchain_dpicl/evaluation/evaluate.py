@@ -19,6 +19,7 @@ from langchain_dpicl.backends.sync_async import (
     Call,
     EffectGenerator,
     FairSemaphore,
+    PerProcess,
     run_async,
     run_in_thread,
     run_sync,
@@ -226,12 +227,7 @@ class Kept:
     run: OneRelease[Any, Any] | None = None
     share: Share | None = None
     home: int = 0
-    gates: dict[int, FairSemaphore] = field(default_factory=dict)
-
-    @property
-    def gate(self) -> FairSemaphore:
-        """The gate of this process: one that a forked thread held would never open here."""
-        return self.gates.setdefault(os.getpid(), FairSemaphore(1))
+    gates: PerProcess[FairSemaphore] = field(default_factory=lambda: PerProcess(lambda: FairSemaphore(1)))
 
     @property
     def is_empty(self) -> bool:
@@ -289,7 +285,8 @@ class KeptCall:
         """Waits for its place, and returns the result that is kept there or is released now (an effect generator)."""
         while True:
             kept = self.places.setdefault(self.key, Kept())
-            if not (yield AcquireGate(kept.gate)):
+            gate = kept.gates.here
+            if not (yield AcquireGate(gate)):
                 advice = (
                     "Await dp_aevaluate or dp_achoose: a call that blocks the loop cannot wait for one that runs in it."
                 )
@@ -301,7 +298,7 @@ class KeptCall:
             finally:
                 if kept.is_empty and self.places.get(self.key) is kept:
                     del self.places[self.key]
-                kept.gate.__exit__(None, None, None)
+                gate.__exit__(None, None, None)
 
     def _released(self, kept: Kept, how: Mapping[str, Any]) -> EffectGenerator[Any]:
         if (finished := kept.run) is not None:

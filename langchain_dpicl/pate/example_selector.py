@@ -33,7 +33,15 @@ from langchain_dpicl._opaque import SaysHowToBuild
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, run_async, run_in_thread, run_sync
+from langchain_dpicl.backends.sync_async import (
+    Blocking,
+    Call,
+    EffectGenerator,
+    PerProcess,
+    run_async,
+    run_in_thread,
+    run_sync,
+)
 from langchain_dpicl.budget.handler import BudgetLike, await_refusals, describe_tickets_left
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import (
@@ -561,7 +569,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         self._labels = pool
         self._student = _student_of(pool)
         self._labeler = None if labeler is None else _labeler_of(pool, labeler)
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._strategy = self._made()
 
     @classmethod
@@ -957,7 +965,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         return Call(action, lambda: run_in_thread(action))
 
     def _keep(self, choice: StudentChoice) -> None:
-        with self._lock:
+        with self._lock.here:
             self._student = choice
             self._labels = replace(self._labels, student=choice.to_dict())
             if self._how == "validated":
@@ -1013,7 +1021,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
 
     def _adopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
         """Puts an entry into the pool; returns the arguments of `Strategy.add`, or None if there is nothing to add."""
-        with self._lock:
+        with self._lock.here:
             places = [place for place, known in enumerate(self._labels.entries) if known.fields == entry.fields]
             is_news = not places or self._labels.entries[places[0]].label is None
             # Before the pool changes: where the ledger cannot be read, the next call still has news for the strategy.
@@ -1035,7 +1043,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         return {**self.__dict__, "_labeler": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=PerProcess(threading.Lock))
 
     def __copy__(self) -> Self:
         return self.with_strategy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from langchain_dpicl.backends.sync_async import (
     AcquireGate,
     EffectGenerator,
     FairSemaphore,
+    PerProcess,
     ThreadedContext,
     awaitable,
     run_async,
@@ -435,9 +437,9 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         self._public = dict(public)
         self._teachers = teachers_of(private, share, plan=plan, task=task, rows=rows)
         self._known = items
-        self._growing = threading.Lock()
-        self._gate = FairSemaphore(1)
-        self._holder: tuple[int, int | None] | None = None
+        self._growing = PerProcess(threading.Lock)
+        self._gates = PerProcess(lambda: FairSemaphore(1))
+        self._holder: tuple[int, int, int | None] | None = None
         self._resume()
         # A checkpoint from elsewhere must not bring labels that this share has not paid for.
         check_paid(sum(item.done for item in self._items), used=self._teachers.used, what="labels")
@@ -678,7 +680,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         return self._item_with(self.inputs.asked_of(public_input))
 
     def _item_with(self, fields: Fields) -> PoolItem:
-        with self._growing:
+        with self._growing.here:
             if (key := key_of(fields)) not in self._known:
                 self._known[key] = PoolItem(PoolEntry(fields=fields, label=None, status="waiting"))
                 self._items.append(self._known[key])
@@ -704,9 +706,10 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         finally:
             self._rest()
 
-    def _serialised(self, item: PoolItem, events: RunEvents, me: tuple[int, int | None]) -> EffectGenerator[None]:
+    def _serialised(self, item: PoolItem, events: RunEvents, me: tuple[int, int, int | None]) -> EffectGenerator[None]:
         """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""
-        if self._holder == me or not (yield AcquireGate(self._gate)):  # waiting would deadlock
+        gate = self._gates.here
+        if self._holder == me or not (yield AcquireGate(gate)):  # waiting would deadlock
             msg = "label: expected no call inside another one, nor a blocking call below a running event loop."
             raise ConfigurationError(f"{msg} Use alabel.")
         self._holder = me
@@ -714,7 +717,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             yield from self._label(item, events)
         finally:
             self._holder = None
-            self._gate.__exit__(None, None, None)
+            gate.__exit__(None, None, None)
 
     def _label(self, item: PoolItem, events: RunEvents) -> EffectGenerator[None]:
         """Labels one input (an effect generator), unless it is answered meanwhile or the share is spent."""
@@ -825,13 +828,13 @@ class _MemoRun(PromptPATELabeler):
             raise TurnLostError("memo: expected no label for this input, found one that another run released.")
 
 
-def _caller() -> tuple[int, int | None]:
-    """Returns the calling thread and asyncio task, which detects a call inside another one."""
+def _caller() -> tuple[int, int, int | None]:
+    """Returns the calling process, thread and asyncio task, which detects a call inside another one."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs here
         task = None
-    return threading.get_ident(), None if task is None else id(task)
+    return os.getpid(), threading.get_ident(), None if task is None else id(task)
 
 
 def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts, Texts
-from langchain_dpicl.backends.sync_async import AcquireGate, Effect, EffectGenerator, FairSemaphore
+from langchain_dpicl.backends.sync_async import AcquireGate, Effect, EffectGenerator, FairSemaphore, PerProcess
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.accounting.events import NoEvent
@@ -363,7 +363,7 @@ class FilteredSample(Opaque):
         self._units = PoolTexts(pool, field)
         self._balances = balances
         self._payer = payer
-        self._gates: dict[int, FairSemaphore] = {}
+        self._gates = PerProcess(lambda: FairSemaphore(1))  # the turns of queries
 
     def release(
         self, question: FilteredQuery, ticket: Reservation, *, settled: Callable[[], int]
@@ -407,7 +407,7 @@ class FilteredSample(Opaque):
         Raises:
           ModelCallError: it could not be begun.
         """
-        gate = self._gate
+        gate = self._gates.here
         held = yield AcquireGate(gate)
         try:
             ask = run_guarded(lambda: self._texts.ask(self._units, None))
@@ -426,7 +426,7 @@ class FilteredSample(Opaque):
         The first embeds every text once. Debits come in the order of the queries: how long a comparison takes, which
         depends on the texts, never decides which of two a unit's last participation goes to.
         """
-        home, gate = os.getpid(), self._gate
+        home, gate = os.getpid(), self._gates.here
         held = yield AcquireGate(gate)
         try:
             ask = run_guarded(lambda: self._texts.ask(self._units, direction))
@@ -446,12 +446,6 @@ class FilteredSample(Opaque):
         finally:
             if held:
                 gate.__exit__(None, None, None)
-
-    @property
-    def _gate(self) -> FairSemaphore:
-        """The turn of this process: a gate that was held when it forked stays shut in the child."""
-        here = os.getpid()
-        return self._gates.get(here) or self._gates.setdefault(here, FairSemaphore(1))
 
     def _assign_rows(self, near: OpaqueRows, settled: int) -> Seated:
         """Debits the units that take part, and returns those that have a row."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from langchain_core.runnables import ConfigurableFieldSpec
 
 from langchain_dpicl.backends.private_calls.call import unwrap
-from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, is_in_loop
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, PerProcess, is_in_loop
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail, is_written
@@ -95,9 +95,9 @@ class TenantRegistry:
         self.max_queries = None if max_queries is None else check_int(TENANT_CAP, max_queries, low=0)
         self.memo_size = check_int("memo_size", memo_size, low=0)
         self._nobody = Tenant("", self.max_queries)
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._used: Counter[str] = Counter()
-        self._turns: dict[tuple[str, Hashable], tuple[FairSemaphore, int]] = {}
+        self._turns: PerProcess[dict[tuple[str, Hashable], tuple[FairSemaphore, int]]] = PerProcess(dict)
         self._told: OrderedDict[str, OrderedDict[Hashable, Any]] = OrderedDict()
 
     def of(self, config: Mapping[str, Any]) -> Tenant:
@@ -129,7 +129,7 @@ class TenantRegistry:
     @contextmanager
     def seat(self, tenant: Tenant) -> Iterator[TenantSlot]:
         """Takes a seat of the tenant; gives it back only if the block says that nothing was charged."""
-        with self._lock:
+        with self._lock.here:
             self.refuse_beyond_cap(tenant)
             self._used[tenant.name] += 1
         slot = TenantSlot()
@@ -137,7 +137,7 @@ class TenantRegistry:
             yield slot
         finally:
             if not slot.charged:
-                with self._lock:
+                with self._lock.here:
                     self._used[tenant.name] -= 1
                     if not self._used[tenant.name]:  # keeps the counter from growing with names that charged nothing
                         del self._used[tenant.name]
@@ -148,7 +148,7 @@ class TenantRegistry:
 
     def recall(self, tenant: Tenant, key: Hashable) -> Any:
         """Returns the tenant's cached outcome, or None."""
-        with self._lock:
+        with self._lock.here:
             memo = self._told.get(tenant.name)
             if memo is None or key not in memo:
                 return None
@@ -160,7 +160,7 @@ class TenantRegistry:
         """Caches an outcome, evicting the tenant's oldest one if the cache is full."""
         if not self.memo_size:
             return
-        with self._lock:
+        with self._lock.here:
             memo = self._told.setdefault(tenant.name, OrderedDict())
             self._told.move_to_end(tenant.name)
             memo[key] = outcome
@@ -173,7 +173,7 @@ class TenantRegistry:
 
     def forget(self, tenant: Tenant, key: Hashable, outcome: Any) -> None:
         """Removes an outcome from the cache, unless another one replaced it."""
-        with self._lock:
+        with self._lock.here:
             memo = self._told.get(tenant.name)
             if memo is not None and memo.get(key) is outcome:
                 del memo[key]
@@ -189,18 +189,19 @@ class TenantRegistry:
 
     @contextmanager
     def _turn(self, place: tuple[str, Hashable]) -> Iterator[FairSemaphore | None]:
-        with self._lock:
-            gate, asking = self._turns.get(place, (None, 0))
+        turns = self._turns.here
+        with self._lock.here:
+            gate, asking = turns.get(place, (None, 0))
             gate = FairSemaphore(1) if gate is None else gate
-            self._turns[place] = (gate, asking + 1)
+            turns[place] = (gate, asking + 1)
         try:
             yield gate
         finally:
-            with self._lock:
-                asking = self._turns[place][1] - 1
-                self._turns[place] = (gate, asking)
+            with self._lock.here:
+                asking = turns[place][1] - 1
+                turns[place] = (gate, asking)
                 if not asking:
-                    del self._turns[place]
+                    del turns[place]
 
     def __copy__(self) -> Self:
         return self
@@ -275,7 +276,7 @@ class AnswerMemo:
         self._packed = packed
         self._unpacked = unpacked
         self._unsaved: dict[tuple[str, Query], _StoredOutcome] = {}
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     def of_run(self, blocks: Blocks) -> AnswerMemo:
         """Returns the cache of the answers of one run on a stream, whose keys hold its blocks.
@@ -290,7 +291,7 @@ class AnswerMemo:
     def recall(self, tenant: Tenant, query: Query) -> Any:
         """Returns the outcome that any process stored for the tenant's query, or None."""
         key = self._key(tenant.name, query)
-        with self._lock:
+        with self._lock.here:
             waiting = self._unsaved.get((tenant.name, query))
         if waiting is not None:
             self._save(tenant, query, waiting)
@@ -320,7 +321,7 @@ class AnswerMemo:
         return json.dumps(self._packed(outcome), ensure_ascii=True)
 
     def _hold(self, tenant: Tenant, query: Query, entry: _StoredOutcome) -> None:
-        with self._lock:
+        with self._lock.here:
             self._unsaved[tenant.name, query] = entry
 
     def _save(self, tenant: Tenant, query: Query, entry: _StoredOutcome) -> None:
@@ -338,7 +339,7 @@ class AnswerMemo:
             self._ask_memo(lambda: self._memo.remember(key, entry.text, instead_of=entry.instead_of))
         except MemoError as error:
             return str(error)
-        with self._lock:
+        with self._lock.here:
             # Another thread may have replaced the entry while this one was written.
             if self._unsaved.get((name, query)) == entry:
                 del self._unsaved[name, query]
@@ -346,7 +347,7 @@ class AnswerMemo:
 
     def _make_room(self) -> None:
         """Refuses a new query while too many paid answers cannot be written."""
-        with self._lock:
+        with self._lock.here:
             waiting = list(self._unsaved.items()) if len(self._unsaved) >= _MOST_UNSAVED else []
         for (name, query), entry in waiting:
             if failed := self._written(name, query, entry):

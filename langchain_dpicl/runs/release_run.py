@@ -33,6 +33,7 @@ from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, rea
 from langchain_dpicl.backends.rows.rows import Outcome, advance_together
 from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
+    PerProcess,
     ThreadedContext,
     limit_concurrency,
     run_async,
@@ -367,7 +368,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         self._journal = journal
         self._elsewhere = executor if isinstance(executor, RemoteExecution) else None
         self._max_concurrency = executor.max_concurrency if isinstance(executor, LocalExecutor) else None
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._unstored: list[Reservation] = []
         self._unseen: deque[Any] = deque()
 
@@ -503,7 +504,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
     @contextmanager
     def _session(self, events: RunEvents) -> Iterator[None]:  # noqa: ARG002  for subclasses that hold tickets
         """Wraps one call of `run` or `stream`; stores and commits first what an earlier call could not."""
-        with self._lock:
+        with self._lock.here:
             self._settle()
         yield
 
@@ -545,7 +546,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         """
         if self._journal is None:
             return
-        with self._lock:
+        with self._lock.here:
             try:
                 self._journal.append(entry, arrays=arrays)
             except BaseException:
@@ -695,7 +696,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
     @contextmanager
     def _at_work(self, item: Any, events: RunEvents) -> Iterator[None]:
         """Marks an item as busy, and returns its unburnt tickets at the end."""
-        with self._lock:
+        with self._lock.here:
             # Two runs of one item would burn tickets for the same release twice.
             if item.busy:
                 msg = f"{type(self).__name__}: expected no other run of this component's object, found one."

@@ -333,13 +333,13 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
     def _session(self, events: RunEvents) -> Iterator[None]:
         """Holds tickets; the last stream to end returns the unburnt ones."""
         with super()._session(events):
-            with self._lock:
+            with self._lock.here:
                 self._streams += 1
                 self._is_tried = False
             try:
                 yield
             finally:
-                with self._lock:
+                with self._lock.here:
                     self._streams -= 1
                     reservation = self._held
                     if reservation is not None and not self._streams:
@@ -363,7 +363,7 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
 
     def _ticket(self, events: RunEvents) -> Reservation | None:
         """Returns a reservation with an unburnt ticket, a new one if necessary; None: no ticket remains."""
-        with self._lock:
+        with self._lock.here:
             if self._held is not None and self._held.unburnt:
                 return self._held
             if self._journal is not None:

@@ -38,6 +38,7 @@ from langchain_dpicl.backends.private_calls.model_checks import (
 from langchain_dpicl.backends.sync_async import (
     CallLimit,
     FairSemaphore,
+    PerProcess,
     call_limit,
     call_stop,
     check_silent,
@@ -1014,10 +1015,10 @@ class Crew:
     def __init__(self, size: int) -> None:
         self._size = size
         self._pools: dict[tuple[int, int, bool], ThreadPoolExecutor] = {}
-        self._gates: dict[int, threading.Lock] = {}
+        self._starting = PerProcess(threading.Lock)
 
     def here(self, limit: int = 1, *, inside_a_loop: bool = False) -> ThreadPoolExecutor:
-        """Returns the threads of this process: neither they nor a lock that is held survive a fork.
+        """Returns the threads of this process: they do not survive a fork.
 
         Args:
           limit: calls at once, public; at least so many threads.
@@ -1026,7 +1027,7 @@ class Crew:
         number, size = os.getpid(), self._size
         while size < limit:
             size *= 2
-        with self._gates.setdefault(number, threading.Lock()):
+        with self._starting.here:
             if (pool := self._pools.get((number, size, inside_a_loop))) is None:
                 pool = ThreadPoolExecutor(size, thread_name_prefix="dpicl-in-loop" if inside_a_loop else "dpicl")
                 _start_all(pool, size)

@@ -120,7 +120,7 @@ def test_a_fork_while_somebody_is_asked_releases_once(
 def test_a_child_answers_although_another_thread_had_its_turn_when_it_forked(tmp_path: Path) -> None:
     made = durable(tmp_path, retrieval=NEAR.replace(participations=2))
     made.invoke("fever")
-    with made.filter.participants._gate:  # somebody else's turn, in a thread that the child does not have
+    with made.filter.participants._gates.here:  # somebody else's turn, in a thread that the child does not have
         child = os.fork()
         if child == 0:
             signal.alarm(60)

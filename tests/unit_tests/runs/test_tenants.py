@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
 from langchain_dpicl.runs.answer_memo import Tenant, TenantRegistry
+from tests.contracts.store import in_child
 
 
 def config(**configurable: Any) -> dict[str, Any]:
@@ -143,3 +146,16 @@ def test_memory_is_bounded_in_tenants_too() -> None:
         tenants.remember(Tenant(str(number), None), "q", number)
     remembered = [number for number in range(1500) if tenants.recall(Tenant(str(number), None), "q") is not None]
     assert remembered == list(range(1500 - 1024, 1500))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_query_that_was_asked_at_a_fork_has_its_turn_in_the_child_too() -> None:
+    registry = TenantRegistry(memo_size=1)
+
+    def asked() -> None:
+        signal.alarm(60)
+        with registry.turn(Tenant("", None), "query") as gate, gate:
+            assert registry.recall(Tenant("", None), "query") is None
+
+    with registry.turn(Tenant("", None), "query") as gate, gate, registry._lock.here:
+        assert in_child(asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from langchain_dpicl import (
     FewShotTask,
     LabelledPool,
     Noise,
+    PrivacyBudgetCallbackHandler,
     PrivateExamples,
     PromptPATELabeler,
     Rows,
@@ -51,6 +53,7 @@ from tests.contracts.front_room import (
 )
 from tests.contracts.release_run import CANARY as RUN_CANARY
 from tests.contracts.release_run import Calls, JournalContract, entries_in
+from tests.contracts.store import in_child
 from tests.labelling_doubles import (
     CARD,
     FIXED,
@@ -765,6 +768,31 @@ def test_a_call_from_within_a_call_is_refused_before_it_pays() -> None:
     made.run()
     assert seen == ["refused"] * 2
     assert counts(made._budget)["reserve label"] == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_forked_while_an_input_is_labelled_labels_others(tmp_path: Path) -> None:
+    spy, asked, goes_on = Spy(), threading.Event(), threading.Event()
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "ledger.db", epsilon=1e6, delta=1e-4)
+    made = labeler(llm=spy, budget=budget, public_inputs=[CARD, WIRE])
+
+    def wait() -> None:
+        asked.set()
+        goes_on.wait(60.0)
+
+    def labelled() -> None:
+        signal.alarm(60)
+        goes_on.set()
+        assert made.label(WIRE).label == "transfer"
+
+    spy.at_private = wait
+    thread = threading.Thread(target=made.label, args=[CARD])
+    thread.start()
+    asked.wait(60.0)
+    assert in_child(labelled)
+    goes_on.set()
+    thread.join()
+    assert made.label(CARD).label == "card"
 
 
 class TestContract(JournalContract):
