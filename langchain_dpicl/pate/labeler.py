@@ -18,13 +18,13 @@ from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
+    Blocking,
     EffectGenerator,
     FairSemaphore,
     PerProcess,
     ThreadedContext,
     awaitable,
     run_async,
-    run_in_thread,
     run_sync,
 )
 from langchain_dpicl.budget.budget import Budget
@@ -600,12 +600,12 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
           ModelCallError: the public model call failed; nothing was charged.
           ConfigurationError: the input lacks a field.
         """
-        item = self._item_of(given)
-        if not item.done and self._elsewhere is not None:
-            self._label_remotely(self._elsewhere, item)
+        item, elsewhere = self._item_of(given), self._elsewhere
+        if not item.done and elsewhere is not None:
+            run_sync(self._serialised(lambda: self._label_remotely(elsewhere, item), _caller()))
         elif not item.done:
             with carrying(run=self), self._events(None) as events, self._session(events):
-                run_sync(self._serialised(item, events, _caller()))
+                run_sync(self._serialised(lambda: self._label(item, events), _caller()))
                 self._answer(item)  # refuses here, where events show it
         return self._answer(item)
 
@@ -613,14 +613,14 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         """Asynchronous version of `label`."""
         item, elsewhere, me = self._item_of(given), self._elsewhere, _caller()
         if not item.done and elsewhere is not None:
-            await run_in_thread(lambda: self._label_remotely(elsewhere, item))
+            await run_async(self._serialised(lambda: self._label_remotely(elsewhere, item), me))
         elif not item.done:
             with carrying(run=self):
                 async with (
                     self._events(None) as events,
                     ThreadedContext(self._session(events), is_slow=self._is_slow),
                 ):
-                    await run_async(self._serialised(item, events, me), is_slow=self._is_slow)
+                    await run_async(self._serialised(lambda: self._label(item, events), me), is_slow=self._is_slow)
                     self._answer(item)
         return self._answer(item)
 
@@ -628,7 +628,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def _make(self, item: PoolItem, call: RunCall) -> EffectGenerator[None]:
         # The caller is known here: the steps of the generator may run in other threads.
-        return self._serialised(item, call.events, _caller())
+        return self._serialised(lambda: self._label(item, call.events), _caller())
 
     def _examples(self, item: PoolItem) -> list[PoolEntry]:
         return [item.entry] if item.done else []
@@ -696,7 +696,12 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         )
         raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
 
-    def _label_remotely(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
+    def _label_remotely(self, elsewhere: RemoteExecution, item: PoolItem) -> EffectGenerator[None]:
+        """Has a worker label one input (an effect generator), unless it is answered meanwhile."""
+        if not item.done:
+            yield Blocking(lambda: self._hand_out(elsewhere, item))
+
+    def _hand_out(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
         """Has a worker label one input; the memo then holds the label for every run."""
         events = self._events(None)
         try:
@@ -706,7 +711,9 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         finally:
             self._rest()
 
-    def _serialised(self, item: PoolItem, events: RunEvents, me: tuple[int, int, int | None]) -> EffectGenerator[None]:
+    def _serialised(
+        self, label: Callable[[], EffectGenerator[None]], me: tuple[int, int, int | None]
+    ) -> EffectGenerator[None]:
         """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""
         gate = self._gates.here
         if self._holder == me or not (yield AcquireGate(gate)):  # waiting would deadlock
@@ -714,7 +721,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             raise ConfigurationError(f"{msg} Use alabel.")
         self._holder = me
         try:
-            yield from self._label(item, events)
+            yield from label()
         finally:
             self._holder = None
             gate.__exit__(None, None, None)

@@ -692,6 +692,13 @@ class TestLabels:
         with pytest.raises(PrivacyBudgetExceededError, match="remaining 0"):
             later.label("three")
 
+    async def test_asked_for_at_once_come_one_after_the_other(self, house: House) -> None:
+        made = house.labeler(house.crew(), self.INPUTS)
+        asked = (made.alabel(text) for text in (*self.INPUTS, *self.INPUTS))
+        told = await asyncio.gather(*asked, asyncio.to_thread(made.label, self.INPUTS[0]))
+        assert [entry.fields["text"] for entry in told] == [*self.INPUTS, *self.INPUTS, self.INPUTS[0]]
+        assert lines(house, RESERVE) == lines(house, COMMIT) == 4
+
     def test_are_in_the_checkpoint_as_they_come(self, house: House) -> None:
         path = house.memo.parent / "pool.json"
         made = house.labeler(house.crew(), self.INPUTS, checkpoint=path)
