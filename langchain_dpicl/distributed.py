@@ -205,7 +205,8 @@ class Executor(ABC):
           DPICLError: what a worker raised as it began.
         """
         if not self._turn.acquire(blocking=False):
-            raise ConfigurationError("executor: expected one run at a time, found another. Make one executor for each.")
+            advice = "Wait for its end, or make one executor for each."
+            raise ConfigurationError(f"executor: expected one run at a time, found another. {advice}")
         try:
             self._check_session()
             yield from _JobQueue(self, work, jobs)
@@ -291,7 +292,7 @@ class _JobQueue(Generic[JobKey]):
             self._let_go(flight.hand)
             executor._dismiss(flight.hand.handle)  # noqa: SLF001
         msg = f"no worker has begun within {executor.start_timeout:g} s; look whether the cluster has room"
-        raise ModelCallError(msg)
+        raise ModelCallError(f"{msg}: idle workers keep theirs until their executor is closed")
 
     def _mine(self) -> bool:
         flights = self.executor._flights.values()  # noqa: SLF001
@@ -686,6 +687,11 @@ STORE_BYTES = 80 * 2**20
 """Memory that a cluster started here sets aside for objects; orders and answers are small."""
 
 
+_STARTED: dict[str, set[RayExecutor]] = {}
+"""The cluster that this process started and is connected to, by its node, with the executors that use it."""
+_CONNECTING = threading.RLock()
+
+
 class RayExecutor(Executor):
     """Runs independent jobs of a component in worker processes of a Ray cluster (extra `ray`).
 
@@ -749,7 +755,6 @@ class RayExecutor(Executor):
         }
         self._check_target()
         self._ray: ModuleType = _import_ray(starts_its_own=self._target() is None)
-        self._own_node = ""
         self._hired_in: tuple[str, str] | None = None
 
     @classmethod
@@ -771,7 +776,7 @@ class RayExecutor(Executor):
     def is_one_host(self) -> bool:
         """Whether all workers are on this machine for sure: in a cluster that is started here."""
         if self._ray.is_initialized():
-            return self._is_connected_to_own()
+            return self._node() in _STARTED
         return self._target() is None
 
     def __enter__(self) -> Self:
@@ -781,20 +786,23 @@ class RayExecutor(Executor):
         self.close()
 
     def close(self) -> None:
-        """Ends the workers, and the cluster if it was started here; see `Executor.close`."""
-        super().close()
-        if self._own_node:
-            is_own = self._is_connected_to_own()
-            self._own_node = ""
-            atexit.unregister(self.close)
-            if is_own:
-                self._ray.shutdown()
+        """Ends the workers, and the cluster if it was started here and no other executor uses it.
 
-    def _is_connected_to_own(self) -> bool:
-        """Whether Ray is connected to the cluster that was started here: it may have been connected anew since."""
-        if not self._own_node or not self._ray.is_initialized():
-            return False
-        return bool(self._ray.get_runtime_context().get_node_id() == self._own_node)
+        See `Executor.close`.
+        """
+        super().close()
+        with _CONNECTING:
+            atexit.unregister(self.close)
+            for node, users in list(_STARTED.items()):
+                users.discard(self)
+                if not users:
+                    del _STARTED[node]
+                    if self._node() == node:  # Ray may have been connected anew since
+                        self._ray.shutdown()
+
+    def _node(self) -> str | None:
+        """Returns the node that Ray is connected to."""
+        return self._ray.get_runtime_context().get_node_id() if self._ray.is_initialized() else None
 
     def _target(self) -> str | None:
         """Returns the address of somebody's cluster; None: one of its own."""
@@ -807,8 +815,16 @@ class RayExecutor(Executor):
             raise fail("address", "'auto' or 'host:port' of a cluster that this machine is part of", "ray://", advice)
 
     def _connect(self) -> None:
-        if self._ray.is_initialized():
-            return
+        with _CONNECTING:
+            if not self._ray.is_initialized():
+                self._start()
+            users = _STARTED.get(self._node() or "")
+            if users is not None and self not in users:
+                users.add(self)
+                atexit.register(self.close)
+
+    def _start(self) -> None:
+        """Connects to somebody's cluster, or starts one."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self._target() is not None:
@@ -825,9 +841,8 @@ class RayExecutor(Executor):
             resources=resources,
             **quiet,
         )
-        self._own_node = self._ray.get_runtime_context().get_node_id()
+        _STARTED[self._ray.get_runtime_context().get_node_id()] = set()
         self._check_gpus()
-        atexit.register(self.close)
 
     def _check_gpus(self) -> None:
         """Ends a cluster that was started here and that no worker would ever find its GPUs in."""

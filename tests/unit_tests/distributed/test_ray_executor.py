@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import distributed
 from langchain_dpicl.distributed import WORKERS, WORKPLACE, JobResult, RayExecutor, WorkerFactory, as_executor
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
@@ -76,6 +77,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     made = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", made)
+    monkeypatch.setattr(distributed, "_STARTED", {})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     return made
@@ -121,6 +123,18 @@ class TestAClusterOfItsOwn:
         assert made.is_one_host
         made.close()
         assert ray.told[-1][0] == "shutdown"
+
+    def test_serves_all_executors_of_the_process_and_ends_with_the_last(self, ray: FakeRay) -> None:
+        first, second = RayExecutor("app:place"), RayExecutor("app:place")
+        first._hire()
+        assert second.is_one_host
+        second._hire()
+        assert [name for name, _ in ray.told] == ["init", "options", "Worker", "options", "Worker"]
+        assert ray.told[-1][1][-1] == {"is_one_host": True}
+        first.close()
+        assert ray.up
+        second.close()
+        assert not ray.up
 
     @pytest.mark.parametrize("needed", [0.5, 1])
     def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
