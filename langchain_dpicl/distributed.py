@@ -687,6 +687,9 @@ STORE_BYTES = 80 * 2**20
 """Memory that a cluster started here sets aside for objects; orders and answers are small."""
 
 
+_LEAST_NEED = 1e-4  # Ray counts in ten-thousandths
+_KNOWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+
 _STARTED: dict[str, set[RayExecutor]] = {}
 """The cluster that this process started and is connected to, by its node, with the executors that use it."""
 _CONNECTING = threading.RLock()
@@ -749,9 +752,9 @@ class RayExecutor(Executor):
         self._address = address
         self.num_workers = check_int("num_workers", num_workers, low=1)
         self._needs: dict[str, Any] = {
-            "num_cpus": check_real("num_cpus", num_cpus, low=0.0),
-            "num_gpus": check_real("num_gpus", num_gpus, low=0.0),
-            "resources": dict(resources or {}),
+            "num_cpus": _need("num_cpus", num_cpus),
+            "num_gpus": _need("num_gpus", num_gpus),
+            "resources": _further_needs(resources),
         }
         self._check_target()
         self._ray: ModuleType = _import_ray(starts_its_own=self._target() is None)
@@ -832,7 +835,7 @@ class RayExecutor(Executor):
             return
         _check_closed(self._ray)
         cpus = max(1, math.ceil(self.num_workers * self._needs["num_cpus"]))
-        resources = {name: self.num_workers * one for name, one in self._needs["resources"].items()}
+        resources = {name: math.ceil(self.num_workers * one) for name, one in self._needs["resources"].items()}
         self._init(
             address="local",
             include_dashboard=False,
@@ -937,31 +940,48 @@ def as_executor(executor: Any) -> Executor | LocalExecutor | None:
     raise fail("executor", "'ray', a RayExecutor, a LocalExecutor or None", shown)
 
 
+def _need(name: str, value: Any) -> float:
+    """Returns how much of a resource a worker needs, if Ray can count it."""
+    needed = check_real(name, value, low=0.0)
+    if 0.0 < needed < _LEAST_NEED:
+        raise fail(name, f"0, or a number of at least {_LEAST_NEED}", value)
+    return needed
+
+
+def _further_needs(resources: Any) -> dict[str, float]:
+    """Returns what a worker needs beside CPUs and GPUs."""
+    given = {} if resources is None else resources
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise fail("resources", "a mapping of names to numbers", type(resources).__name__)
+    if known := sorted(_KNOWN_RESOURCES & set(given)):
+        raise fail("resources", "names of further resources", known, "Use num_cpus and num_gpus.")
+    return {name: _need(f"resources[{name!r}]", one) for name, one in given.items()}
+
+
 def _plain(options: Any) -> dict[str, Any]:
     """Returns keyword arguments that are JSON values: no live object is pickled on its way to a worker."""
-    plain, text = None, ""
+    plain = None
     if options is None or isinstance(options, Mapping):
         try:
-            text = json.dumps(dict(options or {}), allow_nan=False)
-            plain = json.loads(text)
+            plain = json.loads(json.dumps(dict(options or {}), allow_nan=False))
         except (TypeError, ValueError):
             plain = None
     if plain is None:
         advice = "Name files and models; each worker opens its own."
         raise fail("options", "a mapping of JSON values", type(options).__name__, advice)
-    if _SECRET.search(text) or _has_secret(plain):
+    if _has_secret(plain):
         advice = "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment."
         raise fail("options", "no password and no key", "one (not shown)", advice)
     return dict(plain)
 
 
 def _has_secret(value: Any, name: str = "") -> bool:
-    """Whether text stands under a name that keys have, at any depth; `max_tokens=60` is none."""
+    """Whether text has a password, or stands under a name that keys have, at any depth; `max_tokens=60` is none."""
     if isinstance(value, dict):
-        return any(_has_secret(one, f"{name} {key}") for key, one in value.items())
+        return any(_has_secret(key) or _has_secret(one, f"{name} {key}") for key, one in value.items())
     if isinstance(value, list):
         return any(_has_secret(one, name) for one in value)
-    return isinstance(value, str) and bool(value) and bool(_SECRET_NAME.search(name))
+    return isinstance(value, str) and bool(value) and bool(_SECRET.search(value) or _SECRET_NAME.search(name))
 
 
 def _import_ray(*, starts_its_own: bool) -> ModuleType:

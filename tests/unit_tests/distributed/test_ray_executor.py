@@ -86,12 +86,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 class TestAClusterOfItsOwn:
     def test_is_quiet_and_as_large_as_its_workers(self, ray: FakeRay) -> None:
         ray.gpus = 2.0
-        with RayExecutor("app:place", num_workers=3, num_cpus=0.4, num_gpus=1, resources={"tpu": 1}) as made:
+        with RayExecutor("app:place", num_workers=3, num_cpus=0.4, num_gpus=1, resources={"tpu": 1, "x": 0.5}) as made:
             assert made.is_one_host
             made._hire()
         (_, started), *_ = ray.told
         assert (started["address"], started["include_dashboard"], started["log_to_driver"]) == ("local", False, False)
-        assert (started["num_cpus"], started["resources"]) == (2, {"tpu": 3})
+        assert (started["num_cpus"], started["resources"]) == (2, {"tpu": 3, "x": 2})  # Ray takes whole numbers
         assert "num_gpus" not in started  # what Ray finds, no more
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
         assert ray.told[-1][0] == "shutdown"
@@ -327,6 +327,9 @@ class TestWhatIsRefused:
             RayExecutor("app:place", options=options)
         assert WORD not in str(refusal.value)
 
+    def test_but_not_what_two_values_would_be_together(self, ray: FakeRay) -> None:
+        RayExecutor("app:place", options={"url": "http://gpu1:8000", "dataset": "tickets@2026"})
+
     def test_but_not_numbers_of_tokens_nor_paths_nor_names_of_fields(self, ray: FakeRay) -> None:
         options = {
             "max_tokens": 60,
@@ -355,6 +358,15 @@ class TestWhatIsRefused:
             {"num_workers": 0},
             {"num_cpus": -1},
             {"num_gpus": "all"},
+            {"num_cpus": 1e-5},  # Ray counts in ten-thousandths
+            {"resources": ["x"]},
+            {"resources": {"CPU": 1}},
+            {"resources": {"GPU": 1.0}},
+            {"resources": {"memory": 1.0}},
+            {"resources": {"x": -1}},
+            {"resources": {"x": "1"}},
+            {"resources": {"x": 1e-5}},
+            {"resources": {1: 1}},
             {"address": ""},
             {"address": 3},
             {"start_timeout": 0},
