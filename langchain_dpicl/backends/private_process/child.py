@@ -91,7 +91,8 @@ class _Server:
         self._model: Any = None
         self._retry = RetryPolicy()
         self._engines: dict[str, Any] = {}
-        self._sessions: dict[int, Any] = {}
+        self._keeping = threading.Lock()
+        self._sessions: dict[int, Any] = {}  # with None for one that is to be opened
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dpicl-process")
 
@@ -126,6 +127,8 @@ class _Server:
 
     def _take(self, message: dict[str, Any]) -> None:
         number, does = message["id"], message["does"]
+        if does == "session" and message["open"] is not None:
+            self._sessions[message["session"]] = None
         if does == "cancel":
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
@@ -188,14 +191,24 @@ class _Server:
             engine = self._known(message["role"])
             given = {name: how[name] for name in ("public", "num_rows", "shared", "max_new_tokens") if name in how}
             opening = engine.open_full if given else engine.open
-            self._sessions[number] = opening(how["prompts"], how["prefix"], **given)
+            self._keep(number, opening(how["prompts"], how["prefix"], **given))
         session = self._sessions[number]
         for token in message["push"]:
             session.push(token)
         return session
 
+    def _keep(self, number: int, session: Any) -> None:
+        """Keeps a session that was opened, or closes it where that came meanwhile, as of a task that was cancelled."""
+        with self._keeping:
+            is_wanted = number in self._sessions
+            if is_wanted:
+                self._sessions[number] = session
+        if not is_wanted:
+            session.close()
+
     def _close(self, number: int) -> None:
-        session = self._sessions.pop(number, None)
+        with self._keeping:
+            session = self._sessions.pop(number, None)
         if session is not None:
             session.close()
 

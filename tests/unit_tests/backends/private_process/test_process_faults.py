@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ import pytest
 from langchain_dpicl import ChatLocal
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
-from langchain_dpicl.backends.private_process import connection
+from langchain_dpicl.backends.private_process import child, connection
 from langchain_dpicl.backends.private_process.engines import ProcessEngine
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.backends.rows.rows import RowSource
@@ -371,6 +372,28 @@ class TestAProcessWithoutRoomForThreads:
         with PrivateProcess(process_models.with_few_threads, room=1) as process:
             rows = await as_backend(process).open(["red"], []).ascore([b" red", b" blue"])
         assert same_bits(rows, process_models.mortal().open(["red"], []).score([b" red", b" blue"]))
+
+
+def test_a_session_that_is_closed_while_it_is_opened_leaves_no_prompt_in_its_process() -> None:
+    with Path(os.devnull).open("wb") as nobody:
+        server = child._Server(nobody.fileno())
+        is_open, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+        def opening(prompts: Any, prefix: Any) -> Any:
+            is_open.set()
+            may_go_on.wait(60.0)
+            return SimpleNamespace(close=closed.set)
+
+        server._engines["tokens"] = SimpleNamespace(open=opening)
+        how = {"role": "tokens", "open": {"prompts": [SECRET], "prefix": []}, "push": [], "method": "score"}
+        server._take({"id": 1, "does": "session", "session": 7, **how})
+        is_open.wait(60.0)
+        server._take({"id": 2, "does": "close", "session": 7})
+        until(lambda: not server._sessions)
+        may_go_on.set()
+        server._threads.shutdown(wait=True)
+        assert closed.is_set()
+        assert not server._sessions
 
 
 def descriptors() -> int:
