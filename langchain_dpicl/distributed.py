@@ -713,8 +713,9 @@ class RayExecutor(Executor):
       options: keyword arguments of the function: public JSON values, such as paths. Passwords and keys belong in the
         workers' environment; an address with a password, and text under a name such as `api_key`, are refused.
       address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
-        otherwise a cluster of its own on this machine, as with "local". Where Ray is connected already, that
-        connection is used. Ray's client (ray://) is refused: start Ray on this machine, with the cluster's address.
+        otherwise a cluster of its own on this machine, as with "local", which all executors of this process then use.
+        Where Ray is connected already, that connection is used. Ray's client (ray://) is refused: start Ray on this
+        machine, with the cluster's address.
       num_workers: workers at a time.
       num_cpus: logical CPUs that Ray sets aside for a worker.
       num_gpus: GPUs of a worker; Ray shows each worker its own.

@@ -704,12 +704,9 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
     def _hand_out(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
         """Has a worker label one input; the memo then holds the label for every run."""
         events = self._events(None)
-        try:
-            with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
-                for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):
-                    pass
-        finally:
-            self._rest()
+        with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
+            for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):
+                pass
 
     def _serialised(
         self, label: Callable[[], EffectGenerator[None]], me: tuple[int, int, int | None]

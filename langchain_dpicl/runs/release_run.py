@@ -425,20 +425,17 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
           ConfigurationError: `config` is no config, or another call works on the same item now.
         """
         check_config(config)
-        try:
-            with (
-                carrying(run=self),
-                self._events(config) as events,
-                self._session(events),
-                new_bar(self._steps_left(), self._unit, self._title, progress=progress) as bar,
-                closing(self._made(RunCall(events, bar, config))) as made,
-            ):
-                for item in made:
-                    if item is not None:
-                        self._show(bar)
-                        yield from self._examples(item)
-        finally:
-            self._rest()
+        with (
+            carrying(run=self),
+            self._events(config) as events,
+            self._session(events),
+            new_bar(self._steps_left(), self._unit, self._title, progress=progress) as bar,
+            closing(self._made(RunCall(events, bar, config))) as made,
+        ):
+            for item in made:
+                if item is not None:
+                    self._show(bar)
+                    yield from self._examples(item)
 
     async def astream(
         self, *, progress: bool | None = None, config: RunnableConfig | None = None
@@ -449,22 +446,19 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
           ConfigurationError: as in `stream`.
         """
         check_config(config)
-        try:
-            with carrying(run=self):
-                async with self._events(config) as events:
-                    session = ThreadedContext(self._session(events), is_slow=self._is_slow)
-                    async with session:
-                        steps = await run_in_thread(self._steps_left, is_slow=self._is_slow)
-                        with new_bar(steps, self._unit, self._title, progress=progress) as bar:
-                            async with aclosing(self._amade(RunCall(events, bar, config))) as made:
-                                async for item in made:
-                                    self._show(bar)
-                                    session.is_at_yield = True
-                                    for example in self._examples(item):
-                                        yield example
-                                    session.is_at_yield = False
-        finally:
-            self._rest()
+        with carrying(run=self):
+            async with self._events(config) as events:
+                session = ThreadedContext(self._session(events), is_slow=self._is_slow)
+                async with session:
+                    steps = await run_in_thread(self._steps_left, is_slow=self._is_slow)
+                    with new_bar(steps, self._unit, self._title, progress=progress) as bar:
+                        async with aclosing(self._amade(RunCall(events, bar, config))) as made:
+                            async for item in made:
+                                self._show(bar)
+                                session.is_at_yield = True
+                                for example in self._examples(item):
+                                    yield example
+                                session.is_at_yield = False
 
     # -- defined by subclasses ---------------------------------------------------------------------------------------
 
@@ -503,10 +497,16 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
 
     @contextmanager
     def _session(self, events: RunEvents) -> Iterator[None]:  # noqa: ARG002  for subclasses that hold tickets
-        """Wraps one call of `run` or `stream`; stores and commits first what an earlier call could not."""
-        with self._lock.here:
-            self._settle()
-        yield
+        """Wraps one call of `run` or `stream`; stores and commits first what an earlier call could not.
+
+        Behind it the workers that this run started are ended, which takes seconds.
+        """
+        try:
+            with self._lock.here:
+                self._settle()
+            yield
+        finally:
+            self._rest()
 
     def _groups(self, at_once: int | None) -> Iterator[list[Any]]:  # noqa: ARG002  for subclasses
         """Yields the items to work on, those of one list at once; `at_once` calls may be in flight."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import sqlite3
+import threading
 import time
 from collections import Counter
 from contextlib import closing
@@ -878,3 +879,15 @@ def test_an_executor_of_the_environment_is_closed_when_all_is_done(
     assert crew.dismissed == 0
     house.synthesizer("ray").run(progress=False)
     assert crew.dismissed == crew.hired
+
+
+async def test_an_executor_of_the_environment_is_closed_beside_the_event_loop(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew, threads = house.crew(), []
+    monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor.from_environment", lambda: crew)
+    monkeypatch.setattr(crew, "_dismiss", lambda handle: threads.append(threading.get_ident()))
+    await house.labeler("ray", ["one"]).arun(progress=False)
+    await house.labeler("ray", ["two"], component="other").alabel("two")
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
