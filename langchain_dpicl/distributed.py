@@ -575,6 +575,12 @@ def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: 
     )
 
 
+def _own_version() -> str:
+    from langchain_dpicl.reports.rendering import own_version  # reports are loaded where they are needed
+
+    return own_version()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFactory:
     """Which function makes a worker's place; public, as it is sent to workers.
@@ -582,19 +588,25 @@ class WorkerFactory:
     Attributes:
       name: "module:function"; the module can be imported by every worker.
       options: its keyword arguments, public JSON values: paths and names, never records or keys.
+      version: of this package, where the jobs are handed out.
     """
 
     name: str
     options: Mapping[str, Any]
+    version: str = field(default_factory=_own_version)
 
     def place(self) -> Workplace:
         """Calls the function.
 
         Raises:
-          ConfigurationError: it cannot be found, raises, or returns something else; of what it raises only the class is
-            shown, as its words may hold private text.
+          ConfigurationError: this package has another version here; or the function cannot be found, raises, or returns
+            something else; of what it raises only the class is shown, as its words may hold private text.
           DPICLError: it raised an error of ours, whose words are public.
         """
+        own = _own_version()
+        if own != self.version and "unknown" not in {own, self.version}:  # that is a source tree
+            msg = f"worker: expected langchain-dpicl {self.version}, as the driver has, found {own}."
+            raise ConfigurationError(f"{msg} Install the same version for all: another may add other noise.")
         module, _, attribute = self.name.partition(":")
         result: Any = None
         try:

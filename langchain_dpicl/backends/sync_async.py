@@ -110,7 +110,7 @@ T = TypeVar("T")
 class PerProcess(Generic[T]):
     """What each process has of its own: a gate or lock that a thread held at a fork would stay shut in the child.
 
-    Who enters and leaves it takes `here` once, as a fork may come in between.
+    A caller that enters and leaves it takes `here` once, as a fork may come in between.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

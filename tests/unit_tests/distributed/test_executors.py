@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -563,6 +564,19 @@ class TestWhatAWorkerHas:
         with pytest.raises(ConfigurationError, match="to return a Workplace") as refusal:
             house.synthesizer(Crew(WorkerFactory(f"tests.ray_places:{function}", {}))).run(progress=False)
         assert RECORD not in str(refusal.value)
+
+    def test_has_to_be_the_package_of_the_driver(self, house: House) -> None:
+        made = house.labeler(Crew(replace(house.setup(), version="0.0.1")), ["one"])
+        installed = patch("langchain_dpicl.distributed._own_version", return_value="0.0.2")
+        with (
+            installed,
+            pytest.raises(ConfigurationError, match=r"langchain-dpicl 0\.0\.1, as the driver has, found 0\.0"),
+        ):
+            made.run(progress=False)
+        assert lines(house, RESERVE) == 0
+        house.labeler(Crew(replace(house.setup(), version="unknown")), ["one"]).run(
+            progress=False
+        )  # not installed there
 
     def test_is_told_in_our_words_where_they_are_ours(self, house: House) -> None:
         with pytest.raises(LedgerError, match="missing"):
