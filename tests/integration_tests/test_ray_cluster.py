@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from scipy.stats import binom
 
-from langchain_dpicl import Decoding, Noise, Rows
+from langchain_dpicl import Decoding, Noise, Rows, distributed
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed import RayExecutor
@@ -230,7 +230,10 @@ def test_labels_and_candidates_come_from_workers_too(cluster: Cluster) -> None:
     assert evolution._writer.model._executor is cluster.workers
 
 
-def test_a_ledger_in_a_file_is_refused_beside_a_cluster_of_others(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_ledger_in_a_file_is_refused_beside_a_cluster_of_others(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "_STARTED", {})  # somebody else's from now on
     path = tmp_path / "ledger.db"
     budget = PrivacyBudgetCallbackHandler.create(path, epsilon=4.0, delta=1e-3)
     beside = RayExecutor("tests.ray_places:place", options={"ledger": str(path), "memo": str(path)})
