@@ -963,7 +963,7 @@ def _need(name: str, value: Any) -> float:
 
 def _further_needs(resources: Any) -> dict[str, float]:
     """Returns what a worker needs beside CPUs and GPUs."""
-    given = {} if resources is None else resources
+    given: Mapping[Any, Any] = {} if resources is None else resources
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise fail("resources", "a mapping of names to numbers", type(resources).__name__)
     if known := sorted(_KNOWN_RESOURCES & set(given)):

@@ -327,9 +327,6 @@ class TestWhatIsRefused:
             RayExecutor("app:place", options=options)
         assert WORD not in str(refusal.value)
 
-    def test_but_not_what_two_values_would_be_together(self, ray: FakeRay) -> None:
-        RayExecutor("app:place", options={"url": "http://gpu1:8000", "dataset": "tickets@2026"})
-
     def test_but_not_numbers_of_tokens_nor_paths_nor_names_of_fields(self, ray: FakeRay) -> None:
         options = {
             "max_tokens": 60,
@@ -344,6 +341,9 @@ class TestWhatIsRefused:
             "monkey": "m",
         }
         RayExecutor("app:place", options={**options, "compass": "north", "url": "http://vllm:8000/v1"})
+
+    def test_but_not_what_two_values_would_be_together(self, ray: FakeRay) -> None:
+        RayExecutor("app:place", options={"url": "http://gpu1:8000", "dataset": "tickets@2026"})
 
     @pytest.mark.parametrize("how", ["given", "environment"])
     def test_rays_client(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
