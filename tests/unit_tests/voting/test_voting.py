@@ -392,7 +392,7 @@ def test_who_asks_the_same_at_the_same_time_is_told_the_same(awaited: bool) -> N
     answers = asyncio.run(made.abatch(asked)) if awaited else made.batch(asked)
     assert sorted(answer.receipt.source for answer in answers) == ["memo"] * 11 + ["release"]
     assert made.share.remaining("query") == 4
-    assert made.tenants._turns == {}
+    assert made.tenants._turns.here == {}
 
 
 def test_one_that_fails_leaves_its_turn_to_the_next() -> None:
@@ -401,7 +401,7 @@ def test_one_that_fails_leaves_its_turn_to_the_next() -> None:
     answers = made.batch(["which?"] * 3, return_exceptions=True)
     assert [type(answer) for answer in answers] == [ModelCallError] * 3
     assert made.share.remaining("query") == 5
-    assert made.tenants._turns == {}
+    assert made.tenants._turns.here == {}
 
 
 def test_a_blocking_call_below_a_running_loop_does_not_wait_for_that_loop() -> None:
