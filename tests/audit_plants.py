@@ -33,7 +33,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import (
     ReleasePlan,
     assign,
 )
-from langchain_dpicl.release import curator
+from langchain_dpicl.release import curator, token_block
 from langchain_dpicl.runs.answer_memo import TenantRegistry
 from tests.contracts.doubles import FixedDraws
 
@@ -290,6 +290,49 @@ def same_sample(patch: Patch, *samplers: type[Any]) -> None:
 
 def one_sample_for_all_queries(patch: Patch) -> None:
     same_sample(patch, PoissonUnits)
+
+
+def at_the_start_of_texts(patch: Patch, start: Callable[..., object]) -> None:
+    """Calls `start` with the pool and the plan of every block that begins a text."""
+    real = token_block.block_on
+
+    def block_on(pool: Any, plan: Any, render: Any, *, prefix: Any, **options: Any) -> Any:
+        if not prefix:
+            start(pool, plan)
+        return real(pool, plan, render, prefix=prefix, **options)
+
+    patch.setattr(token_block, "block_on", block_on)
+
+
+def one_sample_per_text(patch: Patch) -> None:
+    """Blocks read the sample that their text began with, as a cache of its prompts would have it."""
+    fresh, kept = token_block.draw_sample, list[Any]()
+
+    def start(pool: Any, plan: Any) -> None:
+        kept[:] = [fresh(pool, plan)]
+
+    at_the_start_of_texts(patch, start)
+    patch.setattr(token_block, "draw_sample", lambda pool, plan: kept[0])
+
+
+def one_sample_for_the_same_start(patch: Patch) -> None:
+    """Every text begins with the sample of the first one, as a cache by what is written so far would have it."""
+    fresh, kept, started = token_block.draw_sample, list[Any](), list[bool]()
+    at_the_start_of_texts(patch, lambda pool, plan: started.append(True))
+
+    def draw_sample(pool: Any, plan: Any) -> Any:
+        drawn = fresh(pool, plan)
+        kept.append(drawn)
+        return kept[0] if started and started.pop() else drawn
+
+    patch.setattr(token_block, "draw_sample", draw_sample)
+
+
+def one_noise_per_text(patch: Patch) -> None:
+    """Tokens have the noise of the first token of their text that had as many candidates."""
+    kept: dict[int, np.ndarray] = {}
+    at_the_start_of_texts(patch, lambda pool, plan: kept.clear())
+    gumbel(lambda fresh: kept.setdefault(fresh.size, fresh))(patch)
 
 
 # --- what is made of the sum ----------------------------------------------------------------------------------------

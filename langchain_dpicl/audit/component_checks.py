@@ -308,11 +308,13 @@ class ExactTests:
         return [] if stats.pearsonr(one[:size], other[:size]).pvalue > self._alarm else [f"{what}: correlated"]
 
 
-def is_fair_and_fresh(coins: Sequence[bool]) -> bool:
+def is_fair_and_fresh(*runs: Sequence[bool]) -> bool:
     """True if coins may be fair and independent: heads, and changes from one to the next, are binomial; `ALARM`."""
-    changes = sum(one != next_one for one, next_one in itertools.pairwise(coins))
-    tests = stats.binomtest(sum(coins), len(coins), 0.5), stats.binomtest(changes, len(coins) - 1, 0.5)
-    return bool(min(test.pvalue for test in tests) > ALARM / 2)
+    tests = []
+    for coins in runs:
+        changes = sum(one != next_one for one, next_one in itertools.pairwise(coins))
+        tests += [stats.binomtest(sum(coins), len(coins), 0.5), stats.binomtest(changes, len(coins) - 1, 0.5)]
+    return bool(min(test.pvalue for test in tests) > ALARM / len(tests))
 
 
 FRESH = "noise: fresh for every answer"
@@ -320,7 +322,12 @@ FRESH = "noise: fresh for every answer"
 
 def check_freshness(ask: Callable[[], bool]) -> AuditResult:
     """Checks that the answer to one question, at a tie, is a fair coin, tossed anew each time."""
-    coins = [ask() for _ in range(200)]
-    faults = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of 200 are the first of two equal candidates"]
+    return judge_freshness([ask() for _ in range(200)])
+
+
+def judge_freshness(*runs: Sequence[bool]) -> AuditResult:
+    """Judges whether answers at a tie, in one order or more, are fair coins, each tossed anew; false alarm 1e-6."""
+    first = ", ".join(f"{sum(coins)} of {len(coins)}" for coins in runs)
+    faults = [] if is_fair_and_fresh(*runs) else [f"{first} are the first of two equal candidates"]
     blind = ("coins that repeat in another process, or after a fork",)
-    return result_of(FRESH, faults, runs=len(coins), blind=blind)
+    return result_of(FRESH, faults, runs=len(runs[0]), blind=blind)

@@ -48,6 +48,7 @@ from langchain_dpicl.audit.game import (
 )
 from langchain_dpicl.audit.targets import (
     QUERY,
+    TOKENS,
     ReadAnswers,
     ReadGradients,
     ReadLogits,
@@ -350,9 +351,9 @@ Presences = Iterator[int]
 
 def _count_presences(engine: Any, ask: Callable[[], object], runs: int) -> Presences:
     for _ in range(runs):
-        engine.present = 0
+        engine.present = {}
         ask()
-        yield int(engine.present)
+        yield sum(engine.present.values())
 
 
 def voting_presences(runs: int, **options: Any) -> Presences:
@@ -376,12 +377,26 @@ def pate_presences(runs: int, **options: Any) -> Presences:
     return _count_presences(engine, lambda: next(entries), runs)
 
 
-def generation_presences(runs: int, **options: Any) -> Presences:
-    """Yields presences of generated tokens."""
+def text_presences(runs: int, *, redraw_every: int = 1, **options: Any) -> Iterator[list[int]]:
+    """Yields presences of the secret samples of each text, of four samples at most and one at least."""
     kind = ReadLogits if options.get("mechanism") in LOGIT_MECHANISMS else ReadTokens
-    engine = kind((0.0, 0.0, 0.0))
-    texts = synthesizer_of((LOUD_A,), runs, engine=engine, **options).stream(progress=False)
-    return _count_presences(engine, lambda: next(texts), runs)
+    engine, longest = kind((0.0, 0.0, 0.0)), _SAMPLES_PER_TEXT * redraw_every
+    made = synthesizer_of(
+        (LOUD_A,), runs, engine=engine, max_tokens=longest, redraw_every=redraw_every, **options
+    ).stream(progress=False)
+    for _ in range(runs):
+        engine.present = {}
+        written = len(next(made)["text"].split())
+        tokens = min(written + 1, longest)  # the end of the text is released as well
+        present = [0] * math.ceil(tokens / redraw_every)
+        for place, count in engine.present.items():
+            present[min(place // redraw_every, len(present) - 1)] += count
+        yield present
+
+
+def generation_presences(runs: int, **options: Any) -> Presences:
+    """Yields presences of the secret samples of generated texts, as many of them."""
+    return itertools.islice(itertools.chain.from_iterable(text_presences(runs, **options)), runs)
 
 
 def dpsgd_presences(runs: int, **options: Any) -> Presences:
@@ -399,6 +414,14 @@ def dpsgd_presences(runs: int, **options: Any) -> Presences:
     return _count_presences(engine, lambda: next(made), runs)
 
 
+_SAMPLES, _SAMPLES_PER_TEXT = 320, 4
+"""Samples of texts that are looked at, and most of one text: there are a fourth as many texts, or more."""
+_MOST_TOKENS = 5
+"""Tokens of a sample: plans that keep one for longer are played with so many."""
+_TEXTS = 100
+"""Texts whose tokens are coins."""
+
+
 PRESENCES: Mapping[str, Callable[..., Presences]] = {
     "voting": voting_presences,
     "free_form": free_form_presences,
@@ -409,19 +432,32 @@ PRESENCES: Mapping[str, Callable[..., Presences]] = {
 
 
 def check_inclusion(method: str, options: Mapping[str, Any]) -> AuditResult:
-    """Checks that a unit is in half of the samples, by a fair coin for every release, and at most once in each."""
-    return judge_presences(list(PRESENCES[method](160, **{**options, "public_size": 2, "num_slots": 1})))
+    """Checks that a unit is in half of the samples, by a fair coin for every one, and at most once in each.
+
+    Of texts, those of every text and the first ones of all texts are looked at.
+    """
+    terms = {**options, "public_size": 2, "num_slots": 1}
+    if method != "generation":
+        return judge_presences(list(PRESENCES[method](160, **terms)))
+    # Who is in a sample has a say in where its text ends, so that the numbers that are looked at are fixed before.
+    texts, presences, firsts = text_presences(_SAMPLES, **terms), list[int](), list[int]()
+    while len(presences) < _SAMPLES:
+        presences += (text := next(texts))
+        firsts.append(text[0])
+    return judge_presences(presences[:_SAMPLES], firsts[: _SAMPLES // _SAMPLES_PER_TEXT])
 
 
-def judge_presences(presences: Sequence[int]) -> AuditResult:
-    """Judges presences of a unit that is to be in every second sample; false alarm 1e-6."""
-    problems = ["a unit stands in several prompts of one sample"] if max(presences) > 1 else []
-    if not is_fair_and_fresh([bool(count) for count in presences]):
-        present = sum(map(bool, presences))
-        problems.append(f"in {present} of {len(presences)} samples, expected half of them, each by its own coin")
-    blind = ("a rate that is wrong by less than a half: `sampler: rate` looks at it more closely",)
+def judge_presences(*runs: Sequence[int]) -> AuditResult:
+    """Judges presences of a unit that is to be in every second sample, in one order or more; false alarm 1e-6."""
+    problems = ["a unit stands in several prompts of one sample"] if max(map(max, runs)) > 1 else []
+    if not is_fair_and_fresh(*([bool(count) for count in run] for run in runs)):
+        present = ", ".join(f"{sum(map(bool, run))} of {len(run)}" for run in runs)
+        problems.append(f"in {present} samples, expected half of them, each by its own coin")
+    blind = ["a rate that is wrong by less than a half: `sampler: rate` looks at it more closely"]
+    if len(runs) > 1:
+        blind.append(f"texts of more than {_SAMPLES_PER_TEXT} samples, and samples of more than {_MOST_TOKENS} tokens")
     check = "samples: drawn anew, at the charged rate, as the engine sees them"
-    return result_of(check, problems, runs=len(presences), blind=blind)
+    return result_of(check, problems, runs=len(runs[0]), blind=tuple(blind))
 
 
 def check_one_place(method: str, options: Mapping[str, Any]) -> AuditResult:
@@ -721,9 +757,35 @@ def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[AuditCheck]:
 
 def _freshness(subject: Subject) -> AuditResult:
     """Asks a component with two equal candidates again and again, where that tells more than its games."""
+    if isinstance(subject.plan, GenerationPlan):
+        return component_checks.judge_freshness(*token_coins(_text_options(subject)))
     if (coin := _coin_of(subject)) is not None:
         return component_checks.check_freshness(coin)
-    return component_checks.skipped_result(FRESH, "played for votes alone, and not of Confident-GNMax")
+    return component_checks.skipped_result(FRESH, "played for votes and texts alone, and not of Confident-GNMax")
+
+
+def _text_options(subject: Subject) -> dict[str, Any]:
+    """Returns the shape of a generation's texts."""
+    plan: Any = subject.plan
+    return {
+        "rows": plan.release.row_shape,
+        "adjacency": plan.release.adjacency,
+        "mechanism": plan.rule.mechanism,
+        "redraw_every": min(plan.release.redraw_every, _MOST_TOKENS),
+    }
+
+
+def token_coins(options: Mapping[str, Any]) -> tuple[list[bool], list[bool]]:
+    """Returns whether tokens of texts over no unit are the first of two equal candidates, and the first ones of texts.
+
+    Given that a token is one of the two, it is a fair coin, whatever else could have been written.
+    """
+    two = [token.strip() for token in TOKENS[:2]]
+    made = synthesizer_of((), _TEXTS, max_tokens=_SAMPLES_PER_TEXT * options["redraw_every"], **options)
+    texts = [text["text"].split() for text in made.stream(progress=False)]
+    whole, starts = itertools.chain.from_iterable(texts), (token for text in texts for token in text[:1])
+    tokens, firsts = ([token == two[0] for token in order if token in two] for order in (whole, starts))
+    return tokens, firsts
 
 
 def _score_checks(subject: Subject) -> Iterator[AuditCheck]:
@@ -755,8 +817,10 @@ def _sample_checks(subject: Subject) -> Iterator[AuditCheck]:
         )
         return
     options: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
-    name = subject.plan.rule.mechanism if isinstance(subject.plan, GenerationPlan) else release.mechanism.name
-    if subject.method == "free_form":
+    name = release.mechanism.name
+    if isinstance(subject.plan, GenerationPlan):
+        options = _text_options(subject)
+    elif subject.method == "free_form":
         options["aggregation"] = _space(subject)
     elif name == ConfidentGNMaxMechanism.name:
         options["confident"] = (0.5, 1.0, 1.0)

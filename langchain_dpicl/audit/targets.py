@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -74,14 +75,18 @@ class Spied:
     """Counts private prompts, so that an audit sees who was in a sample.
 
     Attributes:
-      present: prompts with records that were asked since somebody last set this to 0.
+      present: prompts with records that were asked since somebody last emptied this, by the length of the text so far.
     """
 
-    present = 0
+    present: Mapping[int, int] = MappingProxyType({})
 
-    def note(self, prompts: Sequence[str | None]) -> None:
-        """Counts the prompts that hold records."""
-        self.present += sum(bool(prompt and records_of_prompt(prompt)) for prompt in prompts)
+    def note(self, prompts: Sequence[str | None], place: int = 0) -> None:
+        """Counts the prompts that hold records; `place` is how many tokens of their text there are."""
+        self.add(sum(bool(prompt and records_of_prompt(prompt)) for prompt in prompts), place)
+
+    def add(self, count: int, place: int = 0) -> None:
+        """Adds so many prompts that hold records."""
+        self.present = {**self.present, place: self.present.get(place, 0) + count}
 
 
 @lru_cache(maxsize=256)
@@ -139,7 +144,7 @@ class ReadTokens(Spied, FakeBackend):
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session."""
-        self.note(prompts)
+        self.note(prompts, len(prefix))
         return super().open(prompts, prefix)
 
     def _distribution_of(self, prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
@@ -154,8 +159,7 @@ class ReadLogits(ReadTokens):
 
     def open_full(self, prompts: Sequence[str | None], prefix: Sequence[Token], *, public: str, **_: Any) -> Any:
         """Starts a session."""
-        del prefix
-        self.note(prompts)
+        self.note(prompts, len(prefix))
         return _LogitSession([self._logits(prompt) for prompt in prompts], self._logits(public))
 
     def _logits(self, prompt: str | None) -> list[float]:
@@ -248,7 +252,7 @@ class ReadGradients(Spied):
         """Hands over one row for each group."""
         del parameters
         texts = ["" if not group else group[0].text for group in groups]
-        self.present += len(texts)
+        self.add(len(texts))
         rows = np.zeros((len(texts), self.width))
         for row, text in zip(rows, texts, strict=True):
             axis, length = text.split(":")
@@ -423,13 +427,15 @@ def labeler_of(
 
 def synthesizer_of(
     units: Sequence[str],
-    tokens: int,
+    texts: int,
     *,
     public: Sequence[float] = (0.0,) * len(TOKENS),
     engine: Any = None,
+    max_tokens: int = 1,
+    redraw_every: int | None = None,
     **options: Any,
 ) -> DemonstrationSynthesizer:
-    """Builds a generation of one-token texts over units whose texts are logits (`ReadTokens`)."""
+    """Builds a generation of texts, of one token each, over units whose texts are logits (`ReadTokens`)."""
     usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5}
     arguments, size, adjacency = _split_options(options, {**usual, "mechanism": "gumbel"})
     noise = noise_of(arguments.pop("mechanism"), Noise, LogitNoise)
@@ -441,9 +447,9 @@ def synthesizer_of(
         budget=_budget(adjacency),
         epsilon=_EPSILON / 2,
         task=GenerationTask(record_prompt=MARK + "{text}"),
-        shots_per_label=tokens,
-        max_tokens=1,
-        rows=given["rows"],
+        shots_per_label=texts,
+        max_tokens=max_tokens,
+        rows=given["rows"].replace(redraw_every=redraw_every),
         noise=noise.replace(multiplier=given["noise"].multiplier, **arguments),
         decoding=Decoding(candidates="all"),
     )

@@ -350,6 +350,37 @@ def test_planted_overlapping_slots_are_caught_as_the_engine_sees_them(
     assert plant.seen_in_two(lambda: suite.check_one_place(method, options).verdict == "violated")
 
 
+TEXT_CHECKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "samples": lambda options: suite.check_inclusion("generation", options),
+    "noise": lambda options: component_checks.judge_freshness(*suite.token_coins(options)),
+}
+
+
+@pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip", "clip_and_blend"])
+@pytest.mark.parametrize("redraw_every", [1, 3])
+@pytest.mark.parametrize("check", TEXT_CHECKS)
+def test_tokens_of_one_text_have_samples_and_noise_of_their_own(check: str, redraw_every: int, mechanism: str) -> None:
+    for rows in ("slots", "units"):
+        options = {"rows": rows, "adjacency": "add_remove", "mechanism": mechanism, "redraw_every": redraw_every}
+        assert TEXT_CHECKS[check](options).verdict == "sound"
+
+
+TEXT_PLANTS = {
+    "one sample for a text": ("samples", plant.one_sample_per_text),
+    "one sample for the same start": ("samples", plant.one_sample_for_the_same_start),
+    "one noise for a text": ("noise", plant.one_noise_per_text),
+}
+
+
+@pytest.mark.parametrize("redraw_every", [1, 3])
+@pytest.mark.parametrize("bug", TEXT_PLANTS)
+def test_a_planted_bug_within_a_text_is_caught(bug: str, redraw_every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, plants = TEXT_PLANTS[bug]
+    plants(monkeypatch)
+    options = {"rows": "units", "adjacency": "add_remove", "mechanism": "gumbel", "redraw_every": redraw_every}
+    assert plant.seen_in_two(lambda: TEXT_CHECKS[check](options).verdict == "violated")
+
+
 # --- one run with many canaries -------------------------------------------------------------------------------------------
 
 RUN = {"noise_multiplier": None, "epsilon": 1.5, "delta": 1e-8, "steps": 8}

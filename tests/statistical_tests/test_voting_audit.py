@@ -237,9 +237,9 @@ def samples_of(unit, runs=150):
     voter = voter_of((unit,), engine=engine, **UNITS, public_size=2, num_slots=1)
     found = []
     for _ in range(runs):
-        engine.present = 0
+        engine.present = {}
         voter.invoke(QUERY)
-        found.append(engine.present)
+        found.append(sum(engine.present.values()))
     return found
 
 
