@@ -190,24 +190,43 @@ def _too_far(move: NDArray[np.float64], release: ReleasePlan) -> list[str]:
     ]
 
 
-def check_noise_scale(release: ReleasePlan) -> AuditResult:
+_FEW = 20
+"""Numbers of a made-up sum, at least; candidates with the two that are compared; parts of the places of equal ones."""
+_MOST = 8_192
+"""Numbers of a made-up sum: wider plans are played with so many."""
+_TIES = 400
+"""Choices among equal candidates: a twentieth of them never wins with a chance of 1e-9."""
+
+
+def check_noise_scale(release: ReleasePlan, *, width: int) -> AuditResult:
     """Checks the scale of the plan's own noise, and that no draw is used again, on releases of made-up sums.
 
-    Vectors: variance of all values (chi-square), correlation of neighbours, repeats. Indices: how often the worse of
-    two candidates one scale apart wins (binomial, against the closed form), and how often it does twice running. At
+    Vectors: variance of all values and of the second half of each (chi-square), correlation of neighbours, repeats,
+    numbers that never have noise or share it. Indices: how often the worse of two candidates one scale apart wins
+    (binomial, against the closed form), and how often it does twice running; and which of equal candidates win. At
     scales that no such gap fits, the power falls, and the check is undecided.
+
+    Args:
+      release: what the plan releases.
+      width: how many numbers its sums have.
     """
     mechanism, draws, name = release.mechanism, 4_000, "noise: scale, at your own size"
+    width = min(max(width, _FEW), _MOST)
     if isinstance(mechanism, ConfidentGNMaxMechanism):
         return skipped_result(name, "a game looks at it, at the audit's noise")
     if isinstance(mechanism, JointExponentialMechanism):
         draws, missed = draws // 4, "40 %"
         faults, power = _sequence_faults(release, mechanism, draws)
+        faults += _tie_faults(release, max(width, mechanism.num_choices))
     elif mechanism.norm == "l2":
-        missed, (faults, power) = "10 %", _vector_faults(release, draws // _VALUES)
+        missed, (faults, power) = "10 %", _vector_faults(release, width, max(4, draws // width))
     else:
         missed, (faults, power) = "25 %", _index_faults(release, draws)
-    blind = (f"noise of which less than about {missed} is missing",)
+        faults += _tie_faults(release, width)
+    blind = (
+        f"noise of which less than about {missed} is missing",
+        f"candidates, fewer than a twentieth, whose noise is wrong, and numbers beyond {_MOST:,}",
+    )
     return result_of(name, faults, runs=draws, power=power, power_for=HALF, blind=blind)
 
 
@@ -215,20 +234,24 @@ def _made_up_sum(release: ReleasePlan, value: Sequence[float]) -> BoundedSum:
     return BoundedSum(np.array(value), release.sensitivity, release.row_shape, release.adjacency)
 
 
-_VALUES = 20
+def _vector_faults(release: ReleasePlan, width: int, releases: int) -> tuple[list[str], float]:
+    """Returns what is wrong with noise vectors, and the chance to see half of the noise.
 
-
-def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
-    """Returns what is wrong with noise vectors, and the chance to see half of the noise."""
-    total = _made_up_sum(release, [0.0] * _VALUES)
+    Noise has steps of 2^-16 of its scale, so that in four releases one of 8,192 numbers has no noise with a chance of
+    1e-17, and two have the same noise with one of 1e-12.
+    """
+    total = _made_up_sum(release, [0.0] * width)
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("l2")
     values = np.array([release.mechanism.release(total, rng=SYSTEM_RANDOM).values for _ in range(releases)]) / scale
     faults = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
-    fits = ExactTests(3)
+    faults += [] if values.any(axis=0).all() else ["a number never has noise"]
+    faults += ["two numbers have the same noise"] if len({one.tobytes() for one in values.T}) < width else []
+    fits = ExactTests(4)
     faults += fits.variance("all values", values.ravel())
+    faults += fits.variance("those of the second half", values[:, width // 2 :].ravel())
     faults += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
     faults += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
-    power = stats.chi2.cdf(4.0 * stats.chi2.ppf(ALARM / 6, values.size), values.size)
+    power = stats.chi2.cdf(4.0 * stats.chi2.ppf(ALARM / 8, values.size), values.size)
     return faults, float(power)
 
 
@@ -238,7 +261,7 @@ def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float
     Two candidates are compared, at places that change; others are too far below to win, where there is room for them.
     """
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("range")
-    others = [-60.0 * scale] * (_VALUES - 2 if 60.0 * scale <= 2.0**19 else 0)
+    others = [-60.0 * scale] * (_FEW - 2 if 60.0 * scale <= 2.0**19 else 0)
     values = [0.0, -min(scale, 2.0**19), *others]
     totals = [_made_up_sum(release, values[-place:] + values[:-place]) for place in range(len(values))]
     gap = min(scale, 2.0**19) / scale
@@ -247,7 +270,7 @@ def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float
         for wide in (gap, 2.0 * gap)
     )
     wins = [(release.mechanism.release(totals[n % len(totals)], rng=SYSTEM_RANDOM).index, n) for n in range(releases)]
-    coins, fits = np.array([index == (n + 1) % len(totals) for index, n in wins]), ExactTests(2)
+    coins, fits = np.array([index == (n + 1) % len(totals) for index, n in wins]), ExactTests(4)
     faults = fits.binomial("the worse of two candidates wins", coins, chance)
     faults += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
     return faults, fits.power(releases, chance, halved)
@@ -262,10 +285,24 @@ def _sequence_faults(
     total = _made_up_sum(release, [gap] * length + [0.0])
     weight, halved = length * math.exp(-gap / scale), length * math.exp(-2.0 * gap / scale)
     holds = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
-    coins, fits, chance = np.array(holds), ExactTests(2), weight / (1.0 + weight)
+    coins, fits, chance = np.array(holds), ExactTests(4), weight / (1.0 + weight)
     faults = fits.binomial("a sequence holds the smaller count", coins, chance)
     faults += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
     return faults, fits.power(releases, chance, halved / (1.0 + halved))
+
+
+def _tie_faults(release: ReleasePlan, width: int) -> list[str]:
+    """Returns where equal candidates win too often or never, by parts of a twentieth; at half of the alarm."""
+    total = _made_up_sum(release, [0.0] * width)
+    won = [release.mechanism.release(total, rng=SYSTEM_RANDOM) for _ in range(_TIES)]
+    winners = np.array([one.index if one.indices is None else one.indices[0] for one in won])
+    fits, faults = ExactTests(2 * (_FEW + 1)), list[str]()
+    ends = [width * part // _FEW for part in range(_FEW + 1)]
+    for start, end in [(width // 2, width), *itertools.pairwise(ends)]:
+        inside = (winners >= start) & (winners < end)
+        what = f"the places from {start} on, of {width} equal candidates, win"
+        faults += fits.binomial(what, inside, (end - start) / width)
+    return faults
 
 
 class ExactTests:

@@ -256,19 +256,23 @@ def _contribution(check: str, release: CountPlan, units: Sequence[Any]) -> Audit
 def check_noise(release: CountPlan | OutcomePlan) -> AuditResult:
     """Checks the tails of the plan's own noise, whether one count reveals the next, and that one unit gets noise too.
 
-    Binomial tests, exact; against scipy's laws, a second source.
+    Binomial tests, exact; against scipy's laws, a second source. As many counts as the plan has, but 1,000 at most, and
+    how many of them never have noise.
     """
     scale = float(release.scale)
     far = max(1, math.ceil(scale))
     chance, halved = _beyond(release, far), _beyond(release, far, factor=2.0)
-    names = [f"value {place}" for place in range(20)]
+    width = min(max(20, _num_counts(release)), 1_000)
+    names = [f"value {place}" for place in range(width)]
     counts = {name: 1 if place % 2 else 10**6 for place, name in enumerate(names)}
     drawn = []
-    for _ in range(200):
+    for _ in range(max(4, 4_000 // width)):
         made = _noisy(release, counts)
         drawn.append([count - counts[name] for name, count in made])
     noises = np.array(drawn)
-    fits, faults = ExactTests(5), list[str]()
+    fits, faults = ExactTests(6), list[str]()
+    never = (1.0 - 2.0 * _beyond(release, 1)) ** len(noises)
+    faults += fits.binomial("counts that never have noise", np.logical_not(noises.any(axis=0)), never)
     for whose, own in (("many", noises[:, ::2]), ("one unit", noises[:, 1::2])):
         faults += fits.binomial(f"counts of {whose}, above", own >= far, chance)
         faults += fits.binomial(f"counts of {whose}, below", own <= -far, chance)
@@ -276,6 +280,13 @@ def check_noise(release: CountPlan | OutcomePlan) -> AuditResult:
     power = fits.power(noises.size // 2, chance, halved)
     blind = ("noise of which a small share is missing",)
     return result_of("noise: scale, at your own size", faults, runs=noises.size, power=power, blind=blind)
+
+
+def _num_counts(release: CountPlan | OutcomePlan) -> int:
+    """Returns how many counts are released, as far as the plan says."""
+    if isinstance(release, OutcomePlan):
+        return sum(release.table.widths)
+    return len(release.rule.declared or ())
 
 
 def _beyond(release: CountPlan | OutcomePlan, far: int, *, factor: float = 1.0) -> float:
@@ -831,7 +842,7 @@ def checks(plan: EvaluationPlan | ChoicePlan) -> Iterator[AuditCheck]:
         yield AuditCheck(TABLES, lambda: check_tables(release))
     else:
         yield AuditCheck("rows", lambda: check_row_contribution(release))
-        yield AuditCheck("noise: scale", lambda: check_noise_scale(release))
+        yield AuditCheck("noise: scale", lambda: check_noise_scale(release, width=plan.candidates))
     yield AuditCheck(ROWS, check_rows)
     yield AuditCheck(PARTS, check_parts)
 

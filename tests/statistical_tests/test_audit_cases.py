@@ -127,6 +127,16 @@ def sharper_keywords(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JointExponentialMechanism, "release", release)
 
 
+def among_the_first_keywords(patch: pytest.MonkeyPatch) -> None:
+    """No keyword behind the 32nd is ever chosen."""
+    real = JointExponentialMechanism.release
+
+    def release(self: Any, total: Any, *, rng: Any) -> Release:
+        return real(self, dataclasses.replace(total, value=total.value[:32]), rng=rng)
+
+    patch.setattr(JointExponentialMechanism, "release", release)
+
+
 GAME_PLANTS: dict[str, tuple[str, plant.Plant]] = {
     **{
         f"{kind}, half of the noise": (name, HALF)
@@ -195,11 +205,12 @@ PLANS = {
     "keywords": ReleasePlan(UNITS, KeywordSum(), JointExponentialMechanism(0.7, 3), "add_remove"),
     "confident": ReleasePlan(SLOTS, VoteSum(), ConfidentGNMaxMechanism(1.0, 1.0, threshold=3.0), "add_remove"),
 }
+WIDE = 101
 PARTS: dict[str, Callable[[ReleasePlan], Any]] = {
     "rate": component_checks.check_sampler_rate,
     "places": component_checks.check_unit_places,
     "contribution": component_checks.check_row_contribution,
-    "noise": component_checks.check_noise_scale,
+    "noise": lambda release: component_checks.check_noise_scale(release, width=WIDE),
 }
 
 
@@ -254,6 +265,16 @@ def one_draw_for_the_rest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mechanisms.NoisyMax, "_choose", choose)
 
 
+def first_alone(noise: np.ndarray) -> np.ndarray:
+    """The numbers behind the 32nd have no noise: the draws are too few, or a loop ends early."""
+    return np.where(np.arange(noise.size) < 32, noise, 0.0)
+
+
+def in_blocks(noise: np.ndarray) -> np.ndarray:
+    """Every 32 numbers have the noise of the first ones."""
+    return np.resize(noise[:32], noise.shape)
+
+
 def no_bound_on_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProbabilitySum, "bounded_rows", lambda self, rows, **_: np.array(rows, float))
 
@@ -284,6 +305,11 @@ PART_PLANTS: dict[str, tuple[str, str, plant.Plant]] = {
     "a third of the gumbel noise missing": ("slots, gumbel", "noise", plant.scaled(0.65)),
     "a tenth of the gaussian noise missing": ("units, gaussian", "noise", plant.scaled(0.9)),
     "a third of the exponential noise missing": ("slots, permute and flip", "noise", plant.scaled(0.65)),
+    "gaussian noise for the first alone": ("gradients", "noise", plant.gaussian(first_alone)),
+    "gumbel noise for the first alone": ("slots, gumbel", "noise", plant.gumbel(first_alone)),
+    "gaussian noise in blocks": ("gradients", "noise", plant.gaussian(in_blocks)),
+    "gumbel noise in blocks": ("slots, gumbel", "noise", plant.gumbel(in_blocks)),
+    "choice among the first keywords": ("keywords", "noise", among_the_first_keywords),
     "noise used twice": ("units, gaussian", "noise", plant.used_twice(plant.gaussian)),
     "one noise for all coordinates": ("units, gaussian", "noise", plant.gaussian(lambda x: np.full_like(x, x[0]))),
     "keywords at half of the scale": ("keywords", "noise", sharper_keywords),

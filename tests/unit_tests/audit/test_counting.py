@@ -108,6 +108,19 @@ def noise_for_many_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiscreteLaplaceMechanism, "release", release)
 
 
+def test_planted_noise_for_the_first_values_alone_is_found_in_a_plan_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = plan_discovery("value", values=tuple(map(str, range(300))), max_values=2, **TERMS).release
+    assert count_games.check_noise(release).verdict == "sound"
+    real = DiscreteLaplaceMechanism.release
+
+    def noise_for_the_first_alone(self: Any, counts: Any, **given: Any) -> Any:
+        made = real(self, counts, **given)
+        return tuple((value, count if place < 290 else counts[value]) for place, (value, count) in enumerate(made))
+
+    monkeypatch.setattr(DiscreteLaplaceMechanism, "release", noise_for_the_first_alone)
+    assert count_games.check_noise(release).verdict == "violated"
+
+
 def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
     real = DiscreteLaplaceMechanism.scale
     patch.setattr(DiscreteLaplaceMechanism, "scale", lambda self, l1: real(self, l1) / 2)
