@@ -661,16 +661,18 @@ def check_unit_with_a_word(release: WordRelease, what: str = "words") -> AuditRe
     """
     faults, charged, units = list[str](), 0.0, 5_000
     most = min(release.rule.max_words, 32)
-    for noise, size in itertools.product(_VISIBLE_NOISES, sorted({1, most})):
+    looks = list(itertools.product(_VISIBLE_NOISES, sorted({1, most})))
+    alarm = ALARM / len(looks)
+    for noise, size in looks:
         hits, charged = _hits(release, noise, size, most, units)
-        if (least := clopper_pearson_lower(hits, units, ALARM)) > charged:
+        if (least := clopper_pearson_lower(hits, units, alarm)) > charged:
             faults.append(f"{size} items at noise {noise}: seen with a chance above {least:.3g}, charged {charged:.3g}")
-    fewest = next(hits for hits in range(units + 1) if clopper_pearson_lower(hits, units, ALARM) > charged)
+    fewest = next(hits for hits in range(units + 1) if clopper_pearson_lower(hits, units, alarm) > charged)
     power = float(stats.binom.sf(fewest - 1, units, 1.5 * charged))
     return result_of(
         f"{what}: one unit alone",
         faults,
-        runs=2 * units,
+        runs=len(looks) * units,
         power=power,
         power_for="one and a half times the chance to be found",
         blind=(

@@ -749,7 +749,8 @@ def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[AuditCheck]:
         yield AuditCheck(rate, partial(component_checks.check_sampler_rate, branch, name=rate))
         yield AuditCheck(place, partial(component_checks.check_unit_places, branch, name=place))
     yield AuditCheck("rows", lambda: component_checks.check_row_contribution(release))
-    width = subject.plan.candidates if isinstance(subject.plan, GenerationPlan) else subject.plan.width
+    plan: Any = subject.plan
+    width = plan.candidates if isinstance(plan, GenerationPlan) else plan.width
     yield AuditCheck("noise: scale", lambda: component_checks.check_noise_scale(release, width=width))
     yield from _sample_checks(subject)
     yield AuditCheck(FRESH, lambda: _freshness(subject))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.audit import Subject, count_games, suite
-from langchain_dpicl.audit.game import play, power_of
+from langchain_dpicl.audit.game import ALARM, play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.discovery import plan_words
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
@@ -69,6 +69,22 @@ def test_sound_parts_are_sound(release: WordRelease) -> None:
         assert check(release).verdict == "sound"
     found = count_games.check_word_noise(release)
     assert (found.verdict, found.power > 0.999) == ("sound", True)
+
+
+def test_the_looks_at_one_unit_share_one_false_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, looks = count_games.clopper_pearson_lower, []
+
+    def lower(hits: int, runs: int, alarm: float) -> float:
+        if hits < 0:  # a look
+            looks.append((runs, alarm))
+            return 0.0
+        return real(hits, runs, alarm)
+
+    monkeypatch.setattr(count_games, "_hits", lambda *_: (-1, 0.05))
+    monkeypatch.setattr(count_games, "clopper_pearson_lower", lower)
+    found = count_games.check_unit_with_a_word(PLAN.release)
+    assert sum(alarm for _, alarm in looks) <= ALARM
+    assert found.runs == sum(runs for runs, _ in looks)
 
 
 # --- what others have got wrong -------------------------------------------------------------------------------------
