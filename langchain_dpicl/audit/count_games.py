@@ -93,16 +93,17 @@ def _budget(adjacency: Any) -> Budget:
     return Budget(epsilon=_EPSILON, delta=_DELTA, adjacency=adjacency)
 
 
-def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
+def counter_of(
+    values: tuple[str, ...], *, adjacency: Adjacency = "add_remove", noise_multiplier: float = NOISE
+) -> UnitCounter:
     """Builds a count of two declared values over units that each hold one, on a budget of its own."""
-    arguments = {"adjacency": "add_remove", "noise": Noise(multiplier=NOISE), **options}
     return UnitCounter.from_private_examples(
         _private(values),
         field=FIELD,
         values=(MINE, OTHER),
-        budget=_budget(arguments.pop("adjacency")),
+        budget=_budget(adjacency),
         epsilon=_EPSILON / 2,
-        **arguments,
+        noise=Noise(multiplier=noise_multiplier),
     )
 
 
@@ -197,7 +198,7 @@ def count_games(*, adjacency: str) -> Iterator[CountGame]:
         units=(MINE,),
         neighbour=(OTHER,) if moved == 2 else (),
         runs=_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise": Noise(multiplier=NOISE)},
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
         law=laplace_law(moved),
     )
 
@@ -736,21 +737,27 @@ def _private_answers(units: tuple[str, ...]) -> PrivateExamples:
     return PrivateExamples(records, label_key="label", labels=_LABELS, public_size=1)
 
 
-def evaluation_of(units: tuple[str, ...], *, adjacency: Adjacency = "add_remove") -> Evaluation:
+def evaluation_of(
+    units: tuple[str, ...], *, adjacency: Adjacency = "add_remove", noise_multiplier: float = NOISE
+) -> Evaluation:
     """Builds an evaluation over units that the chain calls `MINE`, whatever their label is, on a budget of its own."""
     private, budget = _private_answers(units), Budget(epsilon=_EPSILON, delta=0.1, adjacency=adjacency)
     question = question_over(private)
     plan = plan_evaluation(
-        1, widths=question.widths, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=NOISE
+        1, widths=question.widths, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=noise_multiplier
     )
     return Evaluation(private, question, plan=plan, budget=budget, share=_declared(private, budget, plan))
 
 
-def choice_of(units: tuple[str, ...], *, adjacency: Adjacency = "add_remove") -> Choosing:
+def choice_of(
+    units: tuple[str, ...], *, adjacency: Adjacency = "add_remove", noise_multiplier: float = NOISE
+) -> Choosing:
     """Builds a choice between two chains that each name one label always, on a budget of its own."""
     private, budget = _private_answers(units), Budget(epsilon=_EPSILON, delta=0.1, adjacency=adjacency)
     question = question_over(private, is_choice=True)
-    plan = plan_choice(1, candidates=2, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=NOISE)
+    plan = plan_choice(
+        1, candidates=2, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=noise_multiplier
+    )
     return Choosing(
         private, question, dict.fromkeys(_LABELS), plan=plan, budget=budget, share=_declared(private, budget, plan)
     )
@@ -812,7 +819,7 @@ def games(plan: EvaluationPlan | ChoicePlan) -> Iterator[OnceGame]:
     """Yields the worst case of a plan: one unit that is added, or replaced by another."""
     adjacency = plan.adjacency
     moved = 2 if adjacency == "replace_one" else 1
-    terms: dict[str, Any] = {"units": (MINE,), "options": {"adjacency": adjacency}}
+    terms: dict[str, Any] = {"units": (MINE,), "options": {"adjacency": adjacency, "noise_multiplier": NOISE}}
     if isinstance(plan, EvaluationPlan):
         yield EvaluationGame(
             name=f"one outcome: discrete_laplace, {adjacency}",

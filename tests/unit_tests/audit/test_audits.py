@@ -25,8 +25,10 @@ from langchain_dpicl.audit import (
     play,
     suite,
 )
-from langchain_dpicl.audit.component_games import VotingGame, evolution_of
-from langchain_dpicl.audit.game import ALARM, HALF, index_law, power_of, refutation_power
+from langchain_dpicl.audit import game as game_module
+from langchain_dpicl.audit.component_games import VotingGame, evolution_of, retriever_of
+from langchain_dpicl.audit.count_games import documents_of
+from langchain_dpicl.audit.game import ALARM, HALF, claimed_loss, index_law, power_of, refutation_power
 from langchain_dpicl.audit.targets import (
     MARK,
     ReadGradients,
@@ -40,6 +42,8 @@ from langchain_dpicl.audit.targets import (
     voter_of,
 )
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.discovery import plan_discovery, plan_words
+from langchain_dpicl.evaluation.plan import plan_choice, plan_evaluation
 from langchain_dpicl.evolution import plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import TokenRule, plan_generation
@@ -203,6 +207,33 @@ def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() ->
     assert found.verdict == "sound"
     assert found.found > found.claimed
     assert power_of(game, None) is None
+
+
+PLANS_OF_COUNTS = {
+    "counts": plan_discovery("value", values=("mine", "other"), epsilon=1.0, delta=1e-6),
+    "words": plan_words(epsilon=1.0, delta=1e-6, max_values=3),
+    "documents": documents_of(()).plan,
+    "evaluation": plan_evaluation(500, widths=[2], epsilon=1.0, delta=1e-6),
+    "choice": plan_choice(500, candidates=2, epsilon=1.0, delta=1e-6),
+    "retrieval": retriever_of(()).plan,
+}
+
+
+@pytest.mark.parametrize("name", [*PLANS, *PLANS_OF_COUNTS])
+def test_a_control_plays_every_game_at_half_of_its_noise_against_the_claim_of_all_of_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+
+    def play(game: Any, *, claim: Any) -> AuditResult:
+        losses.append((claimed_loss(game.event(game.sides()[0])), claimed_loss(claim)))
+        return AuditResult(check=game.name, verdict="violated")
+
+    monkeypatch.setattr(game_module, "play", play)
+    verdicts = {control(game).verdict for game in games_of(Subject.of({**PLANS, **PLANS_OF_COUNTS}[name]))}
+    assert verdicts <= {"sound", "skipped"}
+    assert losses
+    assert [halved for halved, _ in losses] == pytest.approx([2.0 * claim for _, claim in losses])
 
 
 def test_a_false_claim_is_violated_with_a_lower_bound_above_it() -> None:
