@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import exact, round_down
+from langchain_dpicl.reports.claims import heaviest, share_extent
 from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 # matplotlib is the extra `plot`; it is imported when a picture is drawn, and needs no display.
@@ -102,11 +105,9 @@ def _draw_time(axes: Any, report: PrivacyReport) -> None:
     """A step at every seal, from the ledger's making on; the end is a little after the last one."""
     sealed = sorted(((_when(share.sealed_at), share) for share in report.shares if share.sealed_at), key=itemgetter(0))
     made = _when(report.ledger.stamp)
-    times, spent, total = [made], [0.0], exact(0.0)
-    for at, share in sealed:
-        total += exact(share.terms.epsilon)
+    times, spent = [made], [0.0, *_reserved(report, [share for _, share in sealed])]
+    for at, _ in sealed:
         times.append(max(at, times[-1]))
-        spent.append(float(total))
     span = max(times[-1] - made, timedelta(minutes=1))
     times.append(times[-1] + span / 12)
     spent.append(spent[-1])
@@ -127,6 +128,15 @@ def _draw_time(axes: Any, report: PrivacyReport) -> None:
     axes.set_title("reserved by sealed shares over time (UTC)", loc="left", fontsize=10, color=_INK)
     _date_axis(axes, made - span / 40, times[-1])
     _tidy(axes, grid="y")
+
+
+def _reserved(report: PrivacyReport, shares: Sequence[ShareEntry]) -> list[float]:
+    """Returns what is reserved after each of these shares; of a stream, for the window that is charged the most."""
+    stream = report.ledger.stream
+    if stream is None:
+        return [float(total) for total in accumulate(exact(share.terms.epsilon) for share in shares)]
+    amounts = [(share_extent(share.terms, report.retired), share.terms.epsilon) for share in shares]
+    return [heaviest(amounts[:sealed], stream.window) for sealed in range(1, len(amounts) + 1)]
 
 
 def _draw_shares(axes: Axes, report: PrivacyReport) -> None:
@@ -163,7 +173,8 @@ def _title(report: PrivacyReport) -> str:
     limit = report.ledger
     name = limit.name.replace("$", r"\$")
     bounds = f"epsilon {format_rounded_up(limit.epsilon)}, delta {format_rounded_up(limit.delta)}"
-    return f"Budget {name}: {bounds}, {limit.adjacency}"
+    per = "" if limit.stream is None else f" per {limit.stream.words}"
+    return f"Budget {name}: {bounds}{per}, {limit.adjacency}"
 
 
 def _when(stamp: str) -> datetime:

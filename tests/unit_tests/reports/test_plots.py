@@ -66,6 +66,23 @@ def test_the_steps_are_the_sealed_shares_over_time_under_the_limit(monkeypatch: 
     assert "with shares declared only: 2.5" in words
 
 
+def test_the_steps_of_a_budget_for_windows_are_what_its_heaviest_window_is_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_simple_prices(monkeypatch)
+    ledger = Budget(epsilon=4.0, delta=1e-6, per="30 days", name="months")
+    for place, (first, last) in enumerate([(0, 20), (60, 80), (65, 70), (120, 140)]):
+        ticket = Ticket("t", PureEvent(1.5))
+        made = ledger.declare(f"month {place}", tickets=[ticket], epsilon=1.5, extent=(first, last))
+        made.reserve("t", blocks=(first, last))
+    report = ledger.report()
+    figure = plot_budget(report)
+    steps, limit = figure.axes[0].lines
+    assert list(steps.get_ydata()) == [0.0, 1.5, 1.5, 3.0, 3.0, 3.0]
+    assert max(steps.get_ydata()) == report.epsilon < max(limit.get_ydata())
+    assert "delta 1e-06 per 30 days, add_remove" in figure._suptitle.get_text()
+
+
 def test_the_bars_are_the_shares_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     report = report_of(monkeypatch, ("soon", 1.25, 2.0), ("only declared", 0.75, None))
     drawn = bars(plot_budget(report).axes[1])
