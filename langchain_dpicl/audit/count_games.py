@@ -279,7 +279,7 @@ def check_noise(release: CountPlan | OutcomePlan) -> AuditResult:
         faults += fits.binomial(f"counts of {whose}, below", own <= -far, chance)
     faults += fits.binomial("two releases running", (noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2)
     power = fits.power(noises.size // 2, chance, halved)
-    blind = ("noise of which a small share is missing",)
+    blind = ("noise of which a small share is missing", "counts behind the 1,000th")
     return result_of("noise: scale, at your own size", faults, runs=noises.size, power=power, blind=blind)
 
 
