@@ -278,7 +278,8 @@ def _setting_lines(tables: Tables) -> list[str]:
     lines = []
     for method in tables.grid.methods:
         knobs = ", ".join(f"{name} {value}" for name, value in tables.grid.knobs(method).items() if value is not None)
-        lines.append(f"- {method.name}: {knobs}; {tables.seeds(method)} seeds")
+        own_model = "; a model of its own" if method.model else ""
+        lines.append(f"- {method.name}: {knobs}; {tables.seeds(method)} seeds{own_model}")
         for file in tables.grid.files:
             usual, found = tables.grid.knobs(method), tables.grid.knobs(method, file)
             own = {name: value for name, value in found.items() if value != usual[name]}

@@ -213,9 +213,7 @@ def defaults(options: argparse.Namespace) -> list[dict[str, Any]]:
                 flush=True,
             )
     for epsilon, most in ((1.0, 3.0), (4.0, 1.5)):
-        lost = [
-            100 * (row["no_noise"] - row["private"]) for row in found if row["epsilon"] == epsilon and row["spends"]
-        ]
+        lost = [100 * (row["no_noise"] - row["private"]) for row in found if row["epsilon"] == epsilon]
         judge(f"noise takes at most {most} points at epsilon {epsilon:g}", max(lost, default=0.0), most)
     inside = np.mean([row["low"] <= row["private"] <= row["high"] for row in found])
     print(f"the range of the guess holds the accuracy in {100 * inside:.0f} % of {len(found)} cells")
@@ -308,7 +306,7 @@ def verdicts(found: Sequence[dict[str, Any]]) -> None:
         "intervals that hold, %", 100 * float(np.mean([r["low"] <= r["seen"] <= r["high"] for r in found])), 85.0
     )
     judge("mean half width, points", 100 * float(np.mean([(r["high"] - r["low"]) / 2 for r in found])), 13.0)
-    judge("said minus seen, points, absolute", 100 * abs(float(np.mean([r["said"] - r["seen"] for r in found]))), 1.5)
+    judge_errors([r["said"] - r["seen"] for r in found])
     for rival in ("free", "best_free"):
         gains = np.array([r["seen"] - r[rival] for r in found])
         spends = np.array([r["spends"] for r in found])
@@ -357,7 +355,7 @@ def labels(options: argparse.Namespace) -> list[dict[str, Any]]:
         "intervals that hold, %", 100 * float(np.mean([r["low"] <= r["seen"] <= r["high"] for r in found])), 85.0
     )
     judge("mean half width, points", 100 * float(np.mean([(r["high"] - r["low"]) / 2 for r in found])), 13.0)
-    judge("said minus seen, points, absolute", 100 * abs(float(np.mean([r["said"] - r["seen"] for r in found]))), 1.5)
+    judge_errors([r["said"] - r["seen"] for r in found])
     return found
 
 
@@ -369,6 +367,12 @@ def usual_labels(task: Task, epsilon: float) -> Any:
     return plan_labelling(
         task.public_size, epsilon=epsilon, delta=DELTA, max_queries=100, width=len(task.labels), **rejects
     )
+
+
+def judge_errors(errors: Sequence[float]) -> None:
+    """Judges errors as a whole, where those of some cells make up for others, and what one cell is off by."""
+    judge("bias over all cells, points", 100 * abs(float(np.mean(errors))), 1.5)
+    judge("said minus seen, points, absolute", 100 * float(np.mean(np.abs(errors))), 1.5)
 
 
 def judge(what: str, seen: float, most: float) -> None:
