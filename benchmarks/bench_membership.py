@@ -25,6 +25,7 @@ from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.audit.membership import NOTICE, Claim, MembershipResult, Nonmembers, Target, membership_attack
 from langchain_dpicl.cli.inputs import Model, load_model
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.reports.rendering import format_rounded_up
 
 SHOTS = (1, 4)
 PARTS = ("prompts", "components", "soft")
@@ -132,7 +133,7 @@ class Bench:
     def row(self, result: MembershipResult) -> str:
         """Returns a line of the table."""
         low, _, high = result.band().auc
-        allowed = "-" if result.claim is None else f"{result.claim.auc:.3f}"
+        allowed = "-" if result.claim is None else format_rounded_up(result.claim.auc, 3)
         cells = (
             result.name,
             result.reads,

@@ -364,7 +364,7 @@ class AuditResult:
         if self.found is not None and self.claimed is not None and self.unit != "epsilon":
             parts.append(f"{self.unit} {max(self.found, 0.0):.3g} of {self.claimed:.3g}")
         parts += [f"{self.runs:,} runs"] if self.runs else []
-        parts += [f"power {self.power:.3f} ({self.power_for})"] if self.power is not None else []
+        parts += [f"power {format_rounded_down(self.power, 3)} ({self.power_for})"] if self.power is not None else []
         return "; ".join([*parts, *self.details])
 
 
@@ -390,7 +390,10 @@ def result_of(
     details = tuple(dict.fromkeys(faults))[:4]
     verdict: Verdict = "violated" if details else "sound"
     if power is not None and power < POWER and not details:
-        verdict, details = "undecided", (f"{power_for} would be seen with a chance of {power:.2f} only",)
+        verdict, details = (
+            "undecided",
+            (f"{power_for} would be seen with a chance of {format_rounded_down(power, 2)} only",),
+        )
     return AuditResult(
         check=check,
         verdict=verdict,
@@ -619,7 +622,9 @@ def _result(game: Game, event: Event, proof: Proof, runs: int) -> AuditResult:
     power = power_of(game, event)
     details = list(dict.fromkeys(proof.refuted))
     if not details and power is not None and power < POWER:
-        details.append(f"{game.power_for} would be seen with a chance of {power:.2f} only: give more runs")
+        details.append(
+            f"{game.power_for} would be seen with a chance of {format_rounded_down(power, 2)} only: give more runs"
+        )
     verdict: Verdict = "violated" if proof.refuted else "sound" if power is None or power >= POWER else "undecided"
     return AuditResult(
         check=game.name or type(game).__name__,

@@ -35,6 +35,7 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, SecureRandom
 from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.results import VotingResult
 from langchain_dpicl.runs.query_runnable import QueryRunnable
 from langchain_dpicl.runs.release_run import new_bar, tick
@@ -704,7 +705,7 @@ class MembershipResult:
     def summary(self) -> str:
         """Returns two lines: the numbers, and that they are not private."""
         low, _, high = self.band().auc
-        allowed = f", at most {self.claim.auc:.3f} under its claim" if self.claim is not None else ""
+        allowed = "" if self.claim is None else f", at most {format_rounded_up(self.claim.auc, 3)} under its claim"
         return (
             f"{self.name}: AUC {self.auc:.3f} [{low:.3f}, {high:.3f}]{allowed}; TPR {self.tpr_at(LOW_RATE):.1%} at 1 % "
             f"FPR; {self.num_prompts} prompts of {self.num_records} records, {self.reads}\n{NOTICE}"

@@ -14,6 +14,7 @@ import numpy as np
 from langchain_dpicl.audit.membership import LOW_RATE, NOTICE, Claim, MembershipResult, rate_grid
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.reports.plots import Where, _figure, _save, _tidy
+from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,7 +174,9 @@ def plot_claimed_audited(
     colors = [_LEAK if broken else _COLORS[0] for broken in is_broken]
     axes.barh(places, np.minimum(lower, cut), height=0.3, color=colors)
     for place, (row, low, top, broken) in enumerate(zip(rows, lower, claimed, is_broken, strict=True)):
-        words = f"{low:.2f} of {top:.2f}" + ("" if row.verdict == "sound" else f": {row.verdict}")
+        words = f"{format_rounded_down(low, 3)} of {format_rounded_up(top, 3)}" + (
+            "" if row.verdict == "sound" else f": {row.verdict}"
+        )
         at = min(max(low, top), cut) + 0.015 * most
         axes.text(at, place, words, va="center", fontsize=9, color=_LEAK if broken else _INK)
     axes.set_yticks(places, labels=[_wrap_name(row.check) for row in rows], fontsize=9)

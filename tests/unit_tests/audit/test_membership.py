@@ -197,6 +197,11 @@ class TestResult:
         with pytest.raises(ValueError, match="read-only"):
             found.member_scores[0, 0] = 0.0
 
+    def test_what_a_claim_allows_is_never_shown_smaller(self) -> None:
+        found = result(claim=Claim(0.5, 0.0, "replace_one"))
+        assert found.claim.auc == pytest.approx(0.62246, abs=1e-5)
+        assert "at most 0.623 under its claim" in found.summary()
+
     def test_it_keeps_no_array_of_the_caller(self) -> None:
         scores = np.array([[0.75], [0.875]])
         found = result(member_scores=scores)

@@ -125,14 +125,14 @@ class TestClaimedAndAudited:
         assert [bar.get_width() for bar in claimed] == [2.0, 1.0, 4.0]
         assert [bar.get_width() for bar in bounds] == [1.5, 3.0, 0.0]
         assert [to_hex(bar.get_facecolor()) == RED for bar in bounds] == [False, True, False]
-        said = ["1.50 of 2.00", "3.00 of 1.00: violated", "0.00 of 4.00: undecided"]
+        said = ["1.5 of 2", "3 of 1: violated", "0 of 4: undecided"]
         assert [text.get_text() for text in axes.texts] == said
         assert axes.get_ylim()[0] > axes.get_ylim()[1]
 
     def test_a_bound_without_an_end_is_cut_and_said(self) -> None:
         [axes] = plot_claimed_audited([audited("no noise", math.inf, 2.0, "violated")]).axes
         assert 2.0 < axes.containers[1][0].get_width() < axes.get_xlim()[1]
-        assert axes.texts[0].get_text() == "inf of 2.00: violated"
+        assert axes.texts[0].get_text() == "inf of 2: violated"
 
 
 class TestUtility:
