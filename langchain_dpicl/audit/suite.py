@@ -416,7 +416,7 @@ def dpsgd_presences(runs: int, **options: Any) -> Presences:
 
 _SAMPLES, _SAMPLES_PER_TEXT = 320, 4
 """Samples of texts that are looked at, and most of one text: there are a fourth as many texts, or more."""
-_MOST_TOKENS = 5
+_MOST_TOKENS = 3
 """Tokens of a sample: plans that keep one for longer are played with so many."""
 _TEXTS = 100
 """Texts whose tokens are coins."""
