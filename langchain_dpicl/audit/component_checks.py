@@ -347,11 +347,12 @@ class ExactTests:
 
 def is_fair_and_fresh(*runs: Sequence[bool]) -> bool:
     """True if coins may be fair and independent: heads, and changes from one to the next, are binomial; `ALARM`."""
-    tests = []
+    chances = list[float]()
     for coins in runs:
         changes = sum(one != next_one for one, next_one in itertools.pairwise(coins))
-        tests += [stats.binomtest(sum(coins), len(coins), 0.5), stats.binomtest(changes, len(coins) - 1, 0.5)]
-    return bool(min(test.pvalue for test in tests) > ALARM / len(tests))
+        for hits, size in ((sum(coins), len(coins)), (changes, len(coins) - 1)):
+            chances.append(float(stats.binomtest(hits, size, 0.5).pvalue))
+    return min(chances) > ALARM / len(chances)
 
 
 FRESH = "noise: fresh for every answer"
