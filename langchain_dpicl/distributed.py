@@ -686,11 +686,14 @@ WORKERS = "DPICL_WORKERS"
 
 _SECRET = re.compile(r"://[^/@]*:[^/@]*@|(ssl)?password\s*=", re.IGNORECASE)
 _SECRET_NAME = re.compile(
-    r"pass(wd|word|phrase)|(?<![a-z])pass(?![a-z])|secret|token(?!iz)|api[_-]?key|credential|authorization"
-    # and a last word "key", where it does not name a field, as `text_key`
-    r"|(?<!text.)(?<!label.)(?<!unit.)(?<!time.)(?<!topic.)(?<!public.)(?<!exception.)(?<![a-z])key(?![a-z_-])",
+    r"pass(wd|word|phrase)|(?<![a-z])(pass|auth|bearer)(?![a-z])|secret|token(?!iz)|api[_-]?key|credential|authorization",
     re.IGNORECASE,
 )
+_KEY = re.compile(r"(^|[\W_])[Kk]eys?$|[a-z]Keys?$|KEYS?$")
+_FIELD_KEY = re.compile(
+    r"(text|label|unit|time|topic|public|exception|input|output|content|id|memory|vector|sort|record|group)_keys?"
+)
+"""Options of this name say what a field is called."""
 
 _END_SECONDS = 5.0
 """How long a killed server of Ray may take to be gone."""
@@ -994,7 +997,9 @@ def _has_secret(value: Any, name: str = "") -> bool:
         return any(_has_secret(key) or _has_secret(one, f"{name} {key}") for key, one in value.items())
     if isinstance(value, list):
         return any(_has_secret(one, name) for one in value)
-    return isinstance(value, str) and bool(value) and bool(_SECRET.search(value) or _SECRET_NAME.search(name))
+    last = name.rpartition(" ")[2]
+    is_key = bool(_SECRET_NAME.search(name)) or bool(_KEY.search(last) and not _FIELD_KEY.fullmatch(last.lower()))
+    return isinstance(value, str) and bool(value) and (is_key or bool(_SECRET.search(value)))
 
 
 def _import_ray(*, starts_its_own: bool) -> ModuleType:

@@ -31,7 +31,6 @@ LargeDeltaWarning (UserWarning)          a ledger's delta is above 1/(10 * publi
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 
@@ -39,8 +38,14 @@ class DPICLError(Exception):
     """Base of every error this package raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Goes to other processes without the `run` that it may carry, which stays in its own."""
-        return type(self), self.args, {name: value for name, value in self.__dict__.items() if name != "run"}
+        """Goes to other processes whole, but for the `run` that it may carry, which stays in its own."""
+        state = {name: value for name, value in self.__dict__.items() if name != "run"}
+        return _remade, (type(self), self.args), state
+
+
+def _remade(kind: type[DPICLError], args: tuple[Any, ...]) -> DPICLError:
+    """Returns an error without its constructor, which may want more than the message."""
+    return kind.__new__(kind, *args)
 
 
 class ConfigurationError(DPICLError, ValueError):
@@ -104,10 +109,12 @@ class RunInterruptedError(ModelCallError):
 
     Attributes:
       run: call its `run()` (or `arun()`) again to continue with tickets not yet burnt; its `result` is what was
-        released. None in another process than the run's.
+        released. None in a copy, as another process has it.
     """
 
-    def __init__(self, message: str, *, run: Any = None) -> None:
+    run: Any = None
+
+    def __init__(self, message: str, *, run: Any) -> None:
         super().__init__(message)
         self.run = run
 
@@ -144,12 +151,6 @@ class PrivacyBudgetExceededError(PrivacyBudgetError):
         self.requested = requested
         self.remaining = remaining
         self.held = held
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Goes to other processes whole: what names are required would otherwise be missing there."""
-        _, args, state = super().__reduce__()
-        made = partial(type(self), requested=self.requested, remaining=self.remaining, held=self.held)
-        return made, (str(args[0]) if args else "",), state
 
 
 class TenantCapExceededError(PrivacyBudgetExceededError):

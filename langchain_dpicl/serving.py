@@ -368,10 +368,11 @@ def text_prompt(backend: Any, text: str) -> Prompt:
 def chat_prompt(backend: Any, messages: Sequence[BaseMessage]) -> Prompt:
     """Returns messages as the engine reads them: by its chat template, or as one text where it has none.
 
-    Text alone is read. Where none stands beside a picture, or nothing was said, an answer would be to no question.
+    Text alone is read. Where a message is a picture alone, or nothing was said, an answer would be to no question.
     """
-    unread = [kind for message in messages for kind in unread_parts(message)]
-    if not any(str(message.text) for message in messages) and (unread or not messages):
+    silent = [message for message in messages if not str(message.text).strip()]
+    unread = [kind for message in silent for kind in unread_parts(message)]
+    if unread or not messages:
         raise fail("messages", "text", unread)
     if not is_chat(backend):
         return text_prompt(backend, flatten_messages(messages))

@@ -62,8 +62,7 @@ _WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _COMMIT = b"COMMIT"
 _MARK = b"SELECT pg_logical_emit_message(true, 'dpicl', '')"
 # Any role may ask. A server that was cloned has the number of the first one, not its start.
-_DATABASE = b"""SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, oid FROM pg_database
-WHERE datname = current_database()"""
+_DATABASE = b"SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, current_database()"
 _SERVER = b"SELECT current_setting('fsync'), current_setting('server_encoding')"
 
 _LOST = (errors.AdminShutdown, errors.CrashShutdown, errors.IdleInTransactionSessionTimeout, psycopg.InterfaceError)
@@ -270,6 +269,14 @@ class PostgresConnection:
         shown = f"{self.place}: expected {wanted}, found {type(error).__name__}{code}."
         return kind(f"{shown} Nothing is granted. {advice}")
 
+    def ask_unchecked(self, wanted: str, query: bytes) -> list[tuple[Any, ...]]:
+        """Asks on the connection that there is, or on one that is closed at once: a pooler may have a single one."""
+        with self.turn() as turn:
+            if self._hands[os.getpid()].connection is not None:
+                return turn.begin([(query, ())])[0]
+            with contextlib.closing(self.connect(checked=False)) as connection:
+                return self.attempt(wanted, lambda: connection.execute(query).fetchall())
+
     def close(self) -> None:
         """Closes this process's connection when its turn comes; nothing can be asked afterwards. Again: nothing."""
         self.closed = True
@@ -287,10 +294,9 @@ def lead_to_one_database(place: Callable[[], Any], second: Callable[[], Any], *,
     """
 
     def database_of(place: Callable[[], Any]) -> object:
-        link = getattr(place(), "_link", None) or PostgresConnection(place, timeout=timeout, check=lambda *_: None)
-        # One after the other: a pooler may have a single connection to give.
-        with contextlib.closing(link.connect(checked=False)) as connection:
-            return link.attempt("to say which database it is", lambda: connection.execute(_DATABASE).fetchall())
+        given = getattr(place(), "_link", None)
+        link = given or PostgresConnection(place, timeout=timeout, check=lambda *_: None)
+        return link.ask_unchecked("to say which database it is", _DATABASE)
 
     return bool(database_of(place) == database_of(second))
 

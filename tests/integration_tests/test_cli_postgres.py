@@ -133,7 +133,13 @@ def test_whether_ledger_and_anchor_are_apart_takes_one_connection_at_a_time(
         opened.append(connect(*args))
         return opened[-1]
 
+    PrivacyBudgetCallbackHandler.create(address, epsilon=1.0, delta=1e-6).close()
+    store = open_store(address)
+    store.head()
     monkeypatch.setattr(postgres_stores._Connection, "connect", counted)
     with pytest.raises(ConfigurationError, match="the ledger's own database"):
         PrivacyBudgetCallbackHandler.open(address, anchor=address)
     assert len(opened) == 2
+    with store, pytest.raises(ConfigurationError, match="the ledger's own database"):
+        PrivacyBudgetCallbackHandler.open(store, anchor=address)
+    assert len(opened) == 3  # the store was asked on its own

@@ -17,7 +17,7 @@ from langchain_dpicl.backends.base import FullSession, Rows, Token, check_whole
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.tokens import cut_middle
 from langchain_dpicl.backends.sync_async import AwaitedInThreads
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, PrivateAccessError
 
 if TYPE_CHECKING:
     from langchain_dpicl.backends.hf.engine import Engine, LocalSession, PublicPredictor
@@ -118,7 +118,7 @@ class HuggingFaceBackend(AwaitedInThreads):
     def __reduce__(self) -> tuple[Callable[..., HuggingFaceBackend], tuple[Any, ...]]:
         """Pickles what was loaded from a folder as that folder's path; objects are refused."""
         if self._recipe is None:
-            raise ConfigurationError(
+            raise PrivateAccessError(
                 "expected an engine that was loaded from a folder, found one around a model object, which is not "
                 "pickled; construct HuggingFaceBackend in the other process"
             )

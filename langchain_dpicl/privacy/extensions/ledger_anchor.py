@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class LedgerAnchor(Protocol):
       - A line never replaces another line of the same number: that raises a `LedgerRollbackError`, since two ledgers
         have diverged. A failed read or write is a `LedgerUnavailableError`.
 
-    One that also has `write_lines(ledger_id, lines)` gets several lines at once, as pairs of number and hash in their
-    order, and does what as many calls of `write` do, with none of another process between them.
+    One whose class also has `write_lines(ledger_id, lines)` gets several lines at once, as pairs of number and hash in
+    their order, and does what as many calls of `write` do, with none of another process between them.
     """
 
     @property
@@ -76,18 +77,28 @@ def read_anchor(anchor: LedgerAnchor, ledger_id: str) -> tuple[int, str] | None:
 
 
 def write_anchor(anchor: LedgerAnchor, ledger_id: str, *lines: tuple[int, str]) -> None:
-    """Stores the ledger's last line in the anchor, or several one by one; errors as `read_anchor`."""
+    """Stores the ledger's last line in the anchor, or several in their order; errors as `read_anchor`."""
+    several: Any = anchor
+    wanted, charged = (
+        f"write to {anchor.description}",
+        f" What the ledger holds up to line {lines[-1][0]} stays charged.",
+    )
+    if len(lines) > 1 and _takes_lines(anchor):
+        _asked(lambda: several.write_lines(ledger_id, lines), wanted, charged)
+        return
+    for line in lines:
+        _asked(functools.partial(anchor.write, ledger_id, *line), wanted, charged)
 
-    def write() -> None:
-        at_once = getattr(anchor, "write_lines", None)  # which an anchor need not have
-        if at_once is not None and len(lines) > 1:
-            at_once(ledger_id, lines)
-            return
-        for line in lines:
-            anchor.write(ledger_id, *line)
 
-    charged = f" What the ledger holds up to line {lines[-1][0]} stays charged."
-    _asked(write, f"write to {anchor.description}", charged)
+def _takes_lines(anchor: LedgerAnchor) -> bool:
+    """Whether an anchor takes several lines at once, by the class that also has its `write`.
+
+    A class that has `write` alone may do more in it than the one from which it would inherit `write_lines`.
+    """
+    write, write_lines = (
+        next((kind for kind in type(anchor).__mro__ if name in vars(kind)), None) for name in ("write", "write_lines")
+    )
+    return write is not None and write is write_lines
 
 
 def _asked(action: Callable[[], T], wanted: str, advice: str = "") -> T:

@@ -143,8 +143,7 @@ def errors(kind: type[DPICLError] = DPICLError) -> list[type[DPICLError]]:
 @pytest.mark.parametrize("kind", errors())
 def test_an_error_leaves_the_run_that_it_carries_in_its_process(house: House, kind: type[DPICLError]) -> None:
     """Otherwise the run's refusal to be pickled hides the error, and Ray runs the task again with other tickets."""
-    numbers = {"requested": 1, "remaining": 0} if issubclass(kind, PrivacyBudgetExceededError) else {}
-    error = kind("the model is down.", **numbers)
+    error = kind.__new__(kind, "the model is down.")  # some want more than a message
     error.run = house.voter()  # type: ignore[attr-defined]  as every run does
     again = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     assert (type(again), again.args) == (kind, ("the model is down.",))

@@ -316,6 +316,10 @@ class TestWhatIsRefused:
             {"openai_key": WORD},
             {"OPENAI_KEY": WORD},
             {"key": WORD},
+            {"openaiKey": WORD},
+            {"keys": [WORD]},
+            {"text": {"key": WORD}},
+            {"bearer": WORD},
             {"client": {"x-key": [WORD]}},
             {"tokens": {"hub": [WORD]}},
             {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"},
@@ -337,6 +341,7 @@ class TestWhatIsRefused:
             "token": "",
             "tokenizer": "a/b",
             "label_key": "queue",
+            "input_key": "question",
             "key_file": "/etc/tls.pem",
             "monkey": "m",
         }

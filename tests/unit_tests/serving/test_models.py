@@ -230,7 +230,11 @@ class TestChatPrompts:
 
     @pytest.mark.parametrize(
         ("asked", "found"),
-        [([], r"\[\]"), ([HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])], "image_url")],
+        [
+            ([], r"\[\]"),
+            ([HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])], "image_url"),
+            ([SystemMessage("Be brief."), HumanMessage([{"type": "text", "text": " "}, {"type": "image"}])], "image"),
+        ],
     )
     def test_a_question_without_any_text_is_refused(self, asked: list[Any], found: str):
         model = ChatEmbedded()

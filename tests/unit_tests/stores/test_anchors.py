@@ -266,6 +266,22 @@ def test_a_ledger_that_went_on_without_its_anchor_is_caught_up_with_at_once(
     assert [line.seq for line in known.values()] == [len(SQLiteStore(ledger).records())]
 
 
+def test_an_anchor_with_a_write_of_its_own_is_told_each_line_by_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may tell a second place, where a ticket would be granted whose line stands in the first alone."""
+    use_simple_prices(monkeypatch)
+    told: list[int] = []
+
+    class Mirrored(FileAnchor):
+        def write(self, ledger_id: str, seq: int, head: str) -> None:
+            told.append(seq)
+            super().write(ledger_id, seq, head)
+
+    anchor, ledger = Mirrored.new(path), path.with_name("budget.db")
+    budget = PrivacyBudgetCallbackHandler.create(ledger, epsilon=1.0, delta=1e-6, anchor=anchor).budget
+    budget.declare("c", tickets=(Ticket("t", PureEvent(0.01), max_count=50),), epsilon=1.0).reserve("t")
+    assert set(range(1, len(SQLiteStore(ledger).records()) + 1)) <= set(told)
+
+
 def test_a_line_that_the_anchor_has_passed_asks_no_more_of_the_system(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
