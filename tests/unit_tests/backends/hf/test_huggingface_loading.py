@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from langchain_dpicl.backends.hf import loading  # noqa: E402
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend  # noqa: E402
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError  # noqa: E402, PrivateAccessError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, PrivateAccessError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends.hf_doubles import engine  # noqa: E402
