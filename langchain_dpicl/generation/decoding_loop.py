@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import BlankAnswerError, Domain, FullBackend, NextTokenBackend, Token
+from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     EffectGenerator,
@@ -26,7 +26,7 @@ from langchain_dpicl.backends.sync_async import (
     check_silent,
     concurrency_limit,
 )
-from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher, encoder_of
 from langchain_dpicl.generation.plan import Segment, segments_of
 from langchain_dpicl.options import Decoding, GenerationTask, LogitNoise, Noise, OpenLabel
@@ -293,7 +293,8 @@ class BlockTickets:
 class PartialText:
     """A partial demonstration, the `number`-th of its label; holds released and public values only.
 
-    `spent` counts its blocks by segment and length: where tickets are reserved one by one, those that they cost.
+    `spent` counts its tickets by segment and block length, where they are reserved one by one; or its blocks, where one
+    ticket pays for all texts of a label.
     """
 
     label: str | None
@@ -440,9 +441,6 @@ class DecodingSpec:
         # An empty text is useless, and to leave EOS out of the first domain is a public choice.
         if len(others) and not prefix:
             return others
-        if not prefix and matcher is None:
-            advice = "Check the model, the instruction and the prompt of the task"
-            raise BlankAnswerError(f"{self.backend.name} ends the public prompt before any text begins. {advice}")
         if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
             # EOS outside the top K is added with logit -inf, so that a text can always end.
             end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
@@ -552,10 +550,8 @@ def write_draft(
             else:
                 domain = yield from writer.domain(None)
             if writer.has_ended():  # nothing that the grammar allows is a candidate
-                writer.refuse_unreleased()
                 break
             with opener(draft, length, name, known) as block:
-                draft.spent[draft.segment, length] += 1
                 for _ in range(length):
                     if not (yield from writer.release(block, domain)):
                         break
@@ -676,13 +672,6 @@ class _SegmentWriter:
         if self.draft.tokens and self.matcher is not None and self.matcher.is_complete():
             return True
         return bool(self.draft.tokens) and self.script.ended(self.draft.tokens)
-
-    def refuse_unreleased(self) -> None:
-        """Raises where no candidate fits the grammar and nothing of the text was released: no record had a say."""
-        if self.stuck and not any(segment == self.draft.segment for segment, _ in self.draft.spent):
-            advice = "Say in the instruction what a text looks like, or take a model that shows its whole vocabulary"
-            name = self.script.backend.name
-            raise ModelCallError(f"none of the tokens that {name} reports in public fits the grammar. {advice}")
 
     def close(self) -> None:
         """Completes a text that was cut at its cap, if the grammar has an ending; costs nothing."""

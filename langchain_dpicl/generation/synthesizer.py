@@ -203,6 +203,7 @@ class _Blocks:
         paid.tickets += 1
         try:
             with self.open(draft, length, ticket, name, known) as block:
+                draft.spent[draft.segment, length] += 1
                 yield block, ticket
         finally:
             paid.tickets -= ticket.give_back()
@@ -606,9 +607,10 @@ class DraftRun(ReleaseRun[Item, Result]):
             self._keep(draft, ticket)
 
     def _open_dealt(
-        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, _length: int, *shown: Any
+        self, deals: DisjointBatches, events: RunEvents, draft: PartialText, length: int, *shown: Any
     ) -> AbstractContextManager[ReleaseBlock]:
         events.tickets += deals.reserve(draft.label)
+        draft.spent[draft.segment, length] += 1
         return deals.open(draft.label, draft.number, draft.segment, **self._blocks.shown(draft, *shown))
 
     def _keep(self, draft: PartialText, *tickets: Reservation) -> None:

@@ -208,33 +208,15 @@ def test_the_embedded_model_writes_json(releases: list[int]) -> None:
     assert len(releases) == 4
 
 
-def test_a_model_none_of_whose_tokens_fits_where_a_text_is_open_stops_the_run_and_takes_no_ticket(
-    releases: list[int],
-) -> None:
-    """The model reports two tokens, and neither can follow what is forced: no record would have a say."""
+def test_no_candidate_that_fits_ends_the_text_and_takes_no_ticket(releases: list[int]) -> None:
+    """The model reports two tokens, and neither can follow."""
     budget = house()
     spy = SpyBackend(lambda prompt, prefix: {" up": 0.5, " top": 0.4, " card": 0.1}, max_top_k=2)
     made = writing(llm=spy, budget=budget, decoding=Decoding(grammar=Grammar.regex(" my (card|transfer)")))
-    for _ in range(2):
-        with pytest.raises(
-            RunInterruptedError, match="none of the tokens that fake reports in public fits the grammar"
-        ):
-            made.run()
-    assert made.demonstrations == []
+    assert text_of(made) in {"my card", "my transfer"}  # closed by public rule
     assert releases == []
     assert spy.private_prompts == []
     assert not counts(budget)
-
-
-def test_no_candidate_that_fits_behind_a_released_token_ends_the_text(releases: list[int]) -> None:
-    def two(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
-        return {" my": 0.6, " the": 0.4} if not prefix else {" up": 0.6, " top": 0.4}
-
-    made = writing(
-        llm=SpyBackend(two, max_top_k=2), decoding=Decoding(grammar=Grammar.regex(" (my|the) (card|transfer)"))
-    )
-    assert text_of(made) in {"my card", "my transfer"}  # closed by public rule
-    assert len(releases) == 1
 
 
 @engines
