@@ -93,7 +93,7 @@ def write_anchor(anchor: LedgerAnchor, ledger_id: str, *lines: tuple[int, str]) 
 def _takes_lines(anchor: LedgerAnchor) -> bool:
     """Whether an anchor takes several lines at once, by the class that also has its `write`.
 
-    A class that has `write` alone may do more in it than the one from which it would inherit `write_lines`.
+    A class with a `write` of its own gets each line by it, also where it inherits `write_lines`.
     """
     write, write_lines = (
         next((kind for kind in type(anchor).__mro__ if name in vars(kind)), None) for name in ("write", "write_lines")
