@@ -305,16 +305,6 @@ class EvolutionTemplate:
         turns = self._turns(len(prompts))
         return [self._add_hint(prompt, hint) for prompt, hint in zip(prompts, turns, strict=True)]
 
-    def without_requests(self, texts: Iterable[str]) -> tuple[str, ...]:
-        """Returns the texts that do not repeat words of the requests, as small models do."""
-        requests = [_words_of(words) for words in (self.first.instruction, self.variation.text, *self.hints)]
-
-        def repeats(text: str) -> bool:
-            words = _words_of(text)
-            return words.count(" ") >= _LEAST_BLANKS and any(words in request for request in requests)
-
-        return tuple(text for text in texts if not repeats(text))
-
     def example(self, label: str | None, text: str) -> dict[str, str]:
         """Returns a text as a demonstration."""
         known = {**self._known(label), self.first.text_key: text}
@@ -345,14 +335,6 @@ class EvolutionTemplate:
         return f"{instruction} {hint}{gap}{rest}" if hint else prompt
 
 
-_LEAST_BLANKS = 4
-"""Blanks of a text that is taken for a part of its request: fewer words may stand in both by chance."""
-
-
-def _words_of(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class EvolutionWriter:
     """Calls the model with the config of a call, or else of the run; all prompts are public."""
@@ -368,8 +350,7 @@ class EvolutionWriter:
         """Returns distinct first candidates (an effect generator); `config` is the caller's."""
         texts = self.given.get(label)
         if texts is None:
-            written = yield self.model.request_each(self.wording.first_prompts(label, count), self._config(config))
-            texts = self.wording.without_requests(written)
+            texts = yield self.model.request_each(self.wording.first_prompts(label, count), self._config(config))
         if len(texts) < least:
             raise fail("candidates", f"at least {least} distinct {_KNOWN}", len(texts), _TOO_FEW)
         return texts
@@ -381,12 +362,11 @@ class EvolutionWriter:
         if not count:
             return tuple(texts)
         prompts = self.wording.variation_prompts(label, texts, count)
-        written = yield self.model.request_each(prompts, self._config(config))
-        variations = self.wording.without_requests(written)
+        variations = yield self.model.request_each(prompts, self._config(config))
         if not variations:
             raise ModelCallError(
-                f"{self.model.name} wrote no variation with text of its own before the first stop string. Check the "
-                "model, or give Decoding(stop=...) if its texts begin with one. No ticket was taken for it"
+                f"{self.model.name} wrote no variation with text before the first stop string. Check the model, or "
+                "give Decoding(stop=...) if its texts begin with one. No ticket was taken for it"
             )
         return distinct_texts([*texts, *variations])
 

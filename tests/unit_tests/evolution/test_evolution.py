@@ -126,18 +126,6 @@ def test_own_templates_are_filled_once_and_braces_of_texts_stay() -> None:
     assert "card {text} -> card {text}?" in muse.asked
 
 
-def test_a_text_that_repeats_its_request_is_no_candidate() -> None:
-    echo = "say something similar in other words. Write nothing else."
-    muse = Muse(says=lambda prompt: echo if "a boat" in prompt else "a card of the bank, lost")
-    made = evolution(llm=muse, evolution=SEARCH.replace(candidates=["a boat", "a card"], num_survivors=2))
-    made.run(progress=False)
-    assert {text for votes in made.history[None] for text in votes} == {"a boat", "a card", "a card of the bank, lost"}
-    muse = Muse(says=["Write about the card of the", "a card", "a film"] * 3)
-    made = evolution(llm=muse, evolution=SEARCH.replace(rounds=1), instruction="Write about the card of the bank.")
-    made.run(progress=False)
-    assert set(made.history[None][0]) == {"a card", "a film"}
-
-
 # -- what is asked and charged -----------------------------------------------------------------------------------
 
 
