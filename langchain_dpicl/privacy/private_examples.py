@@ -46,8 +46,8 @@ Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
 """The records of one unit, all of one label; empty once the unit was removed."""
 
-SPLIT_RULE = 1
-"""The version of `relabel_unit` and `normalized`; change it with their behaviour."""
+SPLIT_RULE = 2
+"""The version of `relabel_unit`, `normalized` and `TopicSplit`; change it with their behaviour."""
 
 
 @dataclass(frozen=True, slots=True)

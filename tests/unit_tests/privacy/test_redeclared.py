@@ -243,11 +243,11 @@ def test_the_rule_is_shown_where_it_was_used_and_reports_are_checked_with_it() -
     budget, private = budget_of(), found([record("card")])
     assert "redeclared" not in private.declaration
     made = split(private, fold_case=False)
-    assert made.declaration["redeclared"] == {"from": "tickets", "fold_case": False, "rule": 1}
+    assert made.declaration["redeclared"] == {"from": "tickets", "fold_case": False, "rule": 2}
     again = made.redeclared(dataset_id="again", public_size=9)
-    assert again.declaration["redeclared"] == {"from": "tickets", "fold_case": False, "rule": 1}
+    assert again.declaration["redeclared"] == {"from": "tickets", "fold_case": False, "rule": 2}
     sized = private.redeclared(dataset_id="sized", public_size=9)
-    assert sized.declaration["redeclared"] == {"from": "tickets", "fold_case": None, "rule": 1}
+    assert sized.declaration["redeclared"] == {"from": "tickets", "fold_case": None, "rule": 2}
     for declared in (again, sized):
         budget.bind(declared)
     assert verify_report(budget.report().to_json()).problems == ()
@@ -255,7 +255,7 @@ def test_the_rule_is_shown_where_it_was_used_and_reports_are_checked_with_it() -
 
 @pytest.mark.parametrize(
     "changed",
-    [{"rule": 2}, {"fold_case": 1}, {"fold_case": "no"}, {"from": "split"}, {"from": 3}, {"more": 1}],
+    [{"rule": 1}, {"fold_case": 1}, {"fold_case": "no"}, {"from": "split"}, {"from": 3}, {"more": 1}],
     ids=["rule", "one", "text", "itself", "number", "key"],
 )
 def test_a_rule_that_is_none_is_a_problem_of_a_report(changed: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatch
 from langchain_dpicl.privacy.extensions import redeclared
 from langchain_dpicl.privacy.extensions.value_counts import TopicExamples, split_by_topics
 from langchain_dpicl.privacy.ledger import budget as ledger
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.stores import SQLiteStore
 
 CANARY = "canary-7f3a"
@@ -47,6 +48,25 @@ def test_all_units_can_be_read_at_once_and_those_of_a_topic_once_it_has_a_name()
     assert named.public_size == {"transfer": 50, "card": 50}
     assert texts_in(named, "card") == ["my card"]
     assert texts_in(named, None) == NOTES
+
+
+def test_a_split_by_an_earlier_rule_is_refused_and_may_be_declared_anew_under_another_name() -> None:
+    store = InMemoryStore()
+    budget = Budget(epsilon=1.0, delta=1e-6, store=store)
+    # Rule 1 read no word inside of a clause: it put this unit in topic 2, priced beside topic 1 as one event.
+    private = notes(["\u6211\u7684\u5361 card"])
+    made = by_topics(private)
+    shown = made.declaration
+    with store.transaction() as view:
+        view.append("bind", private.declaration)
+        view.append("bind", {**shown, "redeclared": {**shown["redeclared"], "rule": 1}})
+    with pytest.raises(PrivacyBudgetMismatchError, match=r"'by topic': .* found another in \['redeclared'\]"):
+        budget.bind(made)
+    anew = by_topics(private, dataset_id="by topic, again")
+    budget.bind(anew)
+    anew.name_topics(["\u5361", "card"])
+    assert len(texts_in(anew, "topic 1")) == 1
+    assert texts_in(anew, "topic 2") == []
 
 
 def test_fewer_topics_than_places_leave_places_empty() -> None:
@@ -140,7 +160,7 @@ def test_shows_nothing_and_is_no_copy() -> None:
     assert made.declaration["redeclared"] == {
         "from": "private-examples",
         "fold_case": True,
-        "rule": 1,
+        "rule": 2,
         "by": "keywords",
     }
 
