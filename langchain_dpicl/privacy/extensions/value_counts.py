@@ -222,7 +222,10 @@ class _KeywordReader:
             if not 1 <= length <= MOST_WORDS:
                 raise fail("vocabulary", f"keywords of 1 to {MOST_WORDS} words", f"{length} at place {place}")
             if words in self._keywords:
-                advice = "Keywords that differ in case or punctuation alone are one: declare it once."
+                advice = (
+                    "Keywords that differ only in case, in punctuation, or in blanks beside letters of scripts without "
+                    "spaces, are one: declare it once."
+                )
                 alike = [list(self._keywords).index(words), place]
                 raise fail("vocabulary", "keywords that read differently", f"the same at places {alike}", advice)
             self._keywords[words] = keyword

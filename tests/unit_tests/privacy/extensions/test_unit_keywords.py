@@ -138,6 +138,11 @@ class TestTheKeywordsOfAUnit:
         with pytest.raises(ConfigurationError):
             UnitKeywords(**{"name": "text", "max_values": 2, "declared": VOCABULARY, **wrong})
 
+    @pytest.mark.parametrize("alike", [("\u8f6c\u8d26", "\u8f6c \u8d26"), ("visa \u5361", "visa\u5361")])
+    def test_of_scripts_without_spaces_that_differ_in_blanks_are_refused_for_this_reason(self, alike):
+        with pytest.raises(ConfigurationError, match=r"at places .0, 1.* blanks beside letters of"):
+            UnitKeywords("text", 2, alike)
+
 
 @pytest.mark.parametrize(
     "column",
