@@ -761,8 +761,10 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
             noise_multiplier=chosen.multiplier,
             partition=private.dataset_id,
         )
-        sizes = {label: private.public_size_of(label) for label in plan.labels or (None,)}
-        warn_of_few_units("A word of a label" if plan.labels else "A word", plan.found_from(), max(sizes.values()))
+        size = private.public_size
+        most = size if isinstance(size, int) else max(size.values())
+        what = "A word of a label" if plan.labels else "A word"
+        warn_of_few_units(what, plan.found_from(), most, among=max_values)
         called = payer.fresh_name("words") if component is None else component
         share = declare_share(private, payer, plan, component=called, epsilon=epsilon, public=plan.to_dict())
         return cls(private, plan=plan, share=share, budget=payer)

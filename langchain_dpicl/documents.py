@@ -459,12 +459,13 @@ def plan_documents(
     return _price_plan(draft, target, calibrates=noise_multiplier is None and not kind.fixes_noise)
 
 
-def warn_of_few(plan: DocumentsPlan, public_size: int, topic_size: int) -> None:
-    """Warns the program that topics, or the words of one, may not be found among the declared units."""
-    needed = plan.found_from()
-    warn_of_few_units("A topic", needed, public_size)
+def warn_of_few(plan: DocumentsPlan, public_size: int) -> None:
+    """Warns the program that topics, or the words of one, may not be found among all declared units."""
+    needed, words = plan.found_from(), plan.topics.rule.max_words if isinstance(plan.topics, WordRelease) else 1
+    warn_of_few_units("A topic", needed, public_size, among=words)
+    # One topic may hold all units: nobody declared how they spread.
     if needed <= public_size and plan.words is not None:
-        warn_of_few_units("A word of a topic", plan.words.found_from(), topic_size)
+        warn_of_few_units("A word of a topic", plan.words.found_from(), public_size, among=plan.words.rule.max_words)
 
 
 WORDS_BY_DEFAULT = 8
@@ -855,7 +856,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             raise fail("Decoding.released_words", "True where words of topics leave", True, "Give Topics(words=8).")
         if found.review is not None and not plan.releases_words:
             raise fail("Topics.review", "None where no words are released", found.review, "Give Topics(words=8).")
-        warn_of_few(plan, total, size)
+        warn_of_few(plan, total)
         script, public = None, plan.to_dict()
         if made is not None and plan.generation is not None:
             warn_of_noise(plan.generation)

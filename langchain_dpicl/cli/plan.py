@@ -84,7 +84,7 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
         candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
         **settings.only("documents_per_topic", "max_tokens"),
     )
-    warn_of_few(plan, public_size, size)
+    warn_of_few(plan, public_size)
     return plan
 
 

@@ -279,17 +279,19 @@ def one_release(noise: float, failure: float) -> Event:
     return ComposedEvent((GaussianEvent(noise), FailureEvent(failure)))
 
 
-def warn_of_few_units(what: str, needed: int, size: int) -> None:
+def warn_of_few_units(what: str, needed: int, size: int, *, among: int = 1) -> None:
     """Warns the program that even what all declared units hold may not be found, before it pays for that.
 
     Args:
       what: the thing to be found, and of what.
       needed: how many units must hold it, to find it with a chance of 95 %.
-      size: declared number of units.
+      size: the most units that may hold it: of all labels, where one number is declared for all.
+      among: how many words each of them casts; those that cast fewer count for more.
     """
     if needed > size:
-        said = f"{what} is found with a chance of 95 % if {needed:,} units hold it, and {size:,} are declared"
-        warn_caller(NoisyPlanWarning(f"{said}: probably nothing is found. Raise epsilon, or use more records."))
+        held = "hold it" if among == 1 else f"hold it among {among} words each"
+        said = f"{what} is found with a chance of 95 % if {needed:,} units {held}, and only {size:,} are declared"
+        warn_caller(NoisyPlanWarning(f"{said}. Raise epsilon, or use more records."))
 
 
 def words_with(rule: UnitWords, noise: float, failure: float, adjacency: Adjacency) -> WordRelease:

@@ -158,8 +158,10 @@ def test_a_plan_shows_what_each_part_brings_and_costs(capsys: pytest.CaptureFixt
         "texts    2 of each topic",
     ):
         assert part in said
-    assert main([*plan, "--documents-per-topic", "0", "--set", "topics.num_topics=100"]) == 0
-    assert "note: A word of a topic is found" in capsys.readouterr().err
+    for size, warns in (("4000", False), ("40", True)):
+        few = [size if each == "4000" else each for each in plan]
+        assert main([*few, "--documents-per-topic", "0", "--set", "topics.num_topics=100"]) == 0
+        assert ("note: A topic is found" in capsys.readouterr().err) == warns
     assert main([*plan, "--documents-per-topic", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"]["generation"] is None
     assert main(plan) == 2

@@ -91,7 +91,9 @@ def build(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 class TestWhatCannotBeFound:
     def test_a_declared_size_below_what_a_value_needs_warns_before_anything_is_spent(self) -> None:
-        with pytest.warns(NoisyPlanWarning, match=r"A value is found .* if 18 units hold it, and 17 are") as caught:
+        with pytest.warns(
+            NoisyPlanWarning, match=r"A value is found .* if 18 units hold it, and only 17 are"
+        ) as caught:
             made = finder(films(public_size=17), house())
         assert [warning.filename for warning in caught] == [__file__]
         assert made.plan.found_from() == 18

@@ -450,19 +450,22 @@ class TestWhatIsMadeOfIt:
 
 class TestThePlan:
     def test_a_declared_size_below_what_a_word_needs_warns_before_anything_is_spent(self) -> None:
-        with pytest.warns(NoisyPlanWarning, match=r"A word is found .* if \d+ units hold it, and 20 are") as caught:
+        with pytest.warns(
+            NoisyPlanWarning, match=r"A word is found .* if \d+ units hold it among 8 words each, and only 20 are"
+        ) as caught:
             made = finder(notes(public_size=20), house())
         assert [warning.filename for warning in caught] == [__file__]
         assert made.share.remaining(WORD_TEMPLATE) == 1
         sizes = {"new": 20, "old": 10}
-        with pytest.warns(NoisyPlanWarning, match="A word of a label .* and 20 are"):
+        with pytest.warns(NoisyPlanWarning, match="A word of a label .* and only 20 are"):
             finder(notes([], label_key="kind", labels=("new", "old"), public_size=sizes), house())
 
     def test_one_label_that_has_enough_units_is_enough(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            sizes = {"new": 1_000, "old": 1}
-            finder(notes([], label_key="kind", labels=("new", "old"), public_size=sizes), house())
+            # One number for all labels: one of them may hold nearly all units.
+            for size in ({"new": 1_000, "old": 1}, 100):
+                finder(notes([], label_key="kind", labels=("new", "old"), public_size=size), house())
 
     def test_says_how_many_units_a_word_needs(self) -> None:
         needed = {

@@ -339,9 +339,9 @@ class TestThePlan:
     @pytest.mark.parametrize(
         ("topics", "size", "said"),
         [
-            (Topics(("card", "film"), 2), 9, r"A topic is found .* and 9 are declared"),
-            (Topics(num_topics=2), 9, r"A topic is found .* and 9 are declared"),
-            (Topics(("card", "film"), 2), 60, r"A word of a topic is found .* and 30 are declared"),
+            (Topics(("card", "film"), 2), 9, r"A topic is found .* units hold it, and only 9 are declared"),
+            (Topics(num_topics=2), 9, r"A topic is found .* among \d+ words each, and only 9 are declared"),
+            (Topics(("card", "film"), 2), 30, r"A word of a topic is found .* words each, and only 30 are declared"),
         ],
     )
     def test_declared_units_below_what_it_needs_warn_before_anything_is_spent(
@@ -355,6 +355,8 @@ class TestThePlan:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             maker(topics=Topics(VOCABULARY, 3))
+            # One topic may hold all of them, however many places are declared.
+            maker(notes=PrivateExamples([], public_size=600), topics=Topics(("card", "film"), 50))
 
     def test_topics_and_all_places_are_one_event(self) -> None:
         plan = plan_documents(
