@@ -21,6 +21,7 @@ from langchain_dpicl._templates import is_field_name
 from langchain_dpicl.cli.inputs import (
     UNREADABLE,
     Data,
+    as_typed,
     check_out,
     csv_reader,
     is_csv,
@@ -319,7 +320,7 @@ def _refused(declared: _Declared, found: _Found) -> tuple[bool, list[str]]:
     for place, (number, record) in enumerate(found.records):
         fault = read_record(record, declaration, place, known, labels_as_text=declared.labels_as_text)[2]
         if fault:
-            faults[fault.removeprefix("records: ")].append(number)
+            faults[as_typed(fault.removeprefix("records: "))].append(number)
     lines = [f"{len(numbers):,}: {fault} ({_places(numbers)})" for fault, numbers in faults.items()]
     if found.broken:
         lines.append("the whole file, for its lines that cannot be read")

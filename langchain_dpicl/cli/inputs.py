@@ -879,25 +879,45 @@ FLAGS: Mapping[str, tuple[str, str, str, type]] = {
 """The keys that have a flag of their own, what it says and takes; a list takes one each time."""
 
 
-_OPTION = re.compile(rf"\b({'|'.join(option.__name__ for option in OPTIONS)})\(((?:\w+=[^(),=]+(?:, )?)+)\)(?!:)")
-_PARAMETER = re.compile(rf"(?<=[Gg]ive )({'|'.join(FLAGS)})=(?:\.\.\.)?(?!\w)")
+_TABLES: Mapping[str, str] = {
+    "Rows": "rows",
+    "Noise": "noise",
+    "LogitNoise": "noise",
+    "ConfidentGNMax": "noise",
+    "FewShotTask": "task",
+    "GenerationTask": "task",
+    "Decoding": "decoding",
+    "LabelAnswers": "answers",
+    "EmbeddingAnswers": "answers",
+    "KeywordAnswers": "answers",
+    "Serving": "serving",
+    "Retrieval": "retrieval",
+    "Topics": "topics",
+    "Evolution": "evolution",
+    "Training": "training",
+}
+"""The table of settings that holds an option."""
+_PAIRS = r"\w+=[^(),=]+(?:, \w+=[^(),=]+)*"
+_OPTION = re.compile(rf"\b([Gg]ive|[Tt]ake|or) (?:\w+=)?({'|'.join(_TABLES)})\(({_PAIRS})\)(?!:)")
+_PARAMETER = re.compile(rf"\b([Gg]ive) ({'|'.join(FLAGS)})=(?:\.\.\.)?(?!\w)")
 
 
 def as_typed(message: str) -> str:
     """Returns a message of the package with its advice as it is typed: keys of settings, and flags, for Python.
 
+    What was found stays as it is, with all that stands behind it: it may quote what the user typed.
+
     >>> as_typed('expected log-probabilities, or LabelAnswers(votes="text"). Give epsilon=...')
     'expected log-probabilities, or answers.votes=text (--set, or the settings file). Give --epsilon'
     """
 
-    def keys(found: re.Match[str]) -> str:
-        # The parameter of an option has the name of its class, or the last word of it.
-        words = "Noise" if found[1] == "ConfidentGNMax" else found[1]
-        table = re.findall("[A-Z][a-z]+", words)[-1].lower()
-        pairs = found[2].replace('"', "").replace("'", "").split(", ")
-        return f"{' '.join(f'{table}.{pair}' for pair in pairs)} (--set, or the settings file)"
+    def keys(option: re.Match[str]) -> str:
+        pairs = option[3].replace('"', "").replace("'", "").split(", ")
+        return f"{option[1]} {' '.join(f'{_TABLES[option[2]]}.{pair}' for pair in pairs)} (--set, or the settings file)"
 
-    return _PARAMETER.sub(lambda found: f"--{found[1].replace('_', '-')}", _OPTION.sub(keys, message))
+    advice, found, rest = message.partition("found ")
+    advice = _PARAMETER.sub(lambda each: f"{each[1]} --{each[2].replace('_', '-')}", _OPTION.sub(keys, advice))
+    return advice + found + rest
 
 
 def add_flags(command: Any, names: Sequence[str]) -> None:

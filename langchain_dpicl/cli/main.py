@@ -102,7 +102,7 @@ def explain(run: Callable[[], int], typed: Sequence[str], *, quiet: bool) -> int
             warnings.showwarning = _keep_quiet if quiet else _note
             return int(run())
     except DPICLError as error:
-        _complain(redact(str(error), typed))
+        _complain(as_typed(redact(str(error), typed)))
         return exit_code_of(error)
     except OSError as error:
         # Without Python's "[Errno 2]" in front.
@@ -166,7 +166,7 @@ def _show_version() -> int:
 
 
 def _complain(message: str) -> None:
-    _tell(f"dpicl: {as_typed(message)}\n")
+    _tell(f"dpicl: {message}\n")
 
 
 def _keep_quiet(*_: object, **__: object) -> None:

@@ -19,6 +19,7 @@ from langchain_dpicl.cli.inputs import (
     Settings,
     add_flags,
     add_settings,
+    as_typed,
     check_model,
     check_out,
     holds_something,
@@ -331,7 +332,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
                 call.say(line)
         has_ended = True
     except RunInterruptedError as error:
-        code, stopped = exit_code_of(error), str(error).split(" Call run()", 1)[0]
+        code, stopped = exit_code_of(error), as_typed(str(error).split(" Call run()", 1)[0])
     except KeyboardInterrupt:
         code, stopped = INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
     finally:

@@ -1435,20 +1435,34 @@ def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: 
             "Give noise.multiplier=... noise.delta=... (--set, or the settings file)",
         ),
         ("give text_key=. (line 5)", "give --text-key. (line 5)"),
+        ("Give rows=Rows(slots=...), or none.", "Give rows.slots=... (--set, or the settings file), or none."),
+        # What is no advice, has no table, or was found or typed, stays.
         ("Give FewShotTask(labels=('yes', 'no'))", "Give FewShotTask(labels=('yes', 'no'))"),
+        ("Give Similar(x=1)", "Give Similar(x=1)"),
+        ("Rows(n=3)/none.jsonl: No such file", "Rows(n=3)/none.jsonl: No such file"),
+        ("found ['rows=Rows(slots=3)'], or Rows(slots=3)", "found ['rows=Rows(slots=3)'], or Rows(slots=3)"),
         ("found public_size=3, epsilon=0.5", "found public_size=3, epsilon=0.5"),
+        ("Give Noise(" + "bbbbbbbbbb=" * 4_000, "Give Noise(" + "bbbbbbbbbb=" * 4_000),
     ],
 )
 def test_advice_for_python_is_told_as_it_is_typed(said: str, typed: str) -> None:
     assert as_typed(said) == typed
 
 
-def test_every_option_that_a_setting_holds_is_told_by_the_name_of_its_table() -> None:
+def test_options_that_a_setting_holds_are_told_by_the_name_of_its_table() -> None:
+    tables: dict[str, str] = {}
     for method in METHODS:
         component = component_of(method)
         takes = inspect.signature(getattr(component, "from_private_examples", component)).parameters
         for name, parameter in takes.items():
             words = set(re.findall(r"\w+", str(parameter.annotation)))
-            for option in OPTIONS:
-                if option.__name__ in words and name not in {"llm", "prompt"}:  # no table of settings
-                    assert as_typed(f"{option.__name__}(x=1)").startswith(f"{name}.x=1 ")
+            if name not in {"llm", "prompt"}:  # no table of settings
+                tables |= dict.fromkeys(words & {option.__name__ for option in OPTIONS}, name)
+    for option in OPTIONS:
+        said, table = f"give {option.__name__}(x=1)", tables.get(option.__name__)
+        assert as_typed(said) == (said if table is None else f"give {table}.x=1 (--set, or the settings file)")
+
+
+def test_a_file_that_is_not_there_is_named_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "give Rows(n=3)/none.jsonl"]) == 2
+    assert "give Rows(n=3)/none.jsonl: No such file or directory." in capsys.readouterr().err

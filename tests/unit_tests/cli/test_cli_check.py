@@ -50,7 +50,7 @@ labels   '0': 4
          '1': 2
 persons  5 values of 'user', 1 of them on several records, at most 2
          records_per_unit = 1 keeps the first 1 of each
-refused  1: expected text under 'text'; a record has none. If it has another name, give text_key=. (line 5)
+refused  1: expected text under 'text'; a record has none. If it has another name, give --text-key. (line 5)
 declare  text_key = "text"
          label_key = "spam"
          labels = ["0", "1"]
@@ -139,7 +139,9 @@ def test_labels_of_declared_sizes_are_the_declared_ones(
     path = written(tmp_path / "r.jsonl", [{"text": "a"}] * 3)
     sizes = ("--set", "data.public_size={card=50, wire=50}")
     out = check(path, "--label-key", "queue", *sizes, code=1)
-    assert "refused  3: expected text under 'queue'; a record has none. If it has another name, give label_key=." in out
+    assert (
+        "refused  3: expected text under 'queue'; a record has none. If it has another name, give --label-key." in out
+    )
     assert 'labels = ["card", "wire"]\n         public_size = {card = 50, wire = 50}' in out
     assert "'card': declared, and no record has it" in out
     assert main(["check", str(path), *sizes]) == 2
@@ -152,7 +154,7 @@ def test_cells_between_other_signs_than_commas_are_named(check: Any, tmp_path: P
     path.write_text(f"text{sign}queue\na{sign}card\n")
     out = check(path, code=1)
     assert "texts    none: expected cells between commas, found another sign between the names of the first line" in out
-    assert "--text-key" not in out
+    assert "Give --text-key" not in out
 
 
 def test_a_field_with_a_semicolon_in_its_name_is_a_field(check: Any, tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_lines_in_another_encoding_are_named_and_the_others_are_read(check: Any,
     assert f"2, invalid UTF-8; save the file as UTF-8 (line {'32, 52' if is_table else '31, 51'})" in said
     assert "text: text 58" in said
     assert "'a': 58" in said
-    assert "--text-key" not in said
+    assert "Give --text-key" not in said
 
 
 @pytest.mark.parametrize("rows", ["sound,a\n", ""])
