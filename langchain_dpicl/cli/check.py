@@ -110,9 +110,13 @@ def run_check(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
         *_section("declare", declared.lines()),
     ]
     say("\n".join(report))
-    has_key = data.text_key in found.names() or bool(_texts(data, found))
-    if out is not None and found.records and not has_key:
-        say(f"not written: {out}; no record has a field {data.text_key!r}")
+    is_empty = not found.records and not found.broken  # all is declared by hand
+    has_text = is_empty or data.text_key in found.names() or _texts(data, found)
+    missing = [] if has_text else [f"a text under {data.text_key!r}"]
+    if declared.declaration.label_key != data.label_key:
+        missing.append(f"a label under {data.label_key!r}")
+    if out is not None and missing:
+        say(f"not written: {out}; no record has {' or '.join(missing)}")
     elif out is not None:
         with out.open("x", encoding="utf-8") as file:
             file.write(declared.toml(path))
@@ -325,7 +329,9 @@ def _refused(declared: _Declared, found: _Found) -> tuple[bool, list[str]]:
     if found.broken:
         lines.append("the whole file, for its lines that cannot be read")
     names = [name for name in (declared.data.text_key, declared.data.label_key) if name and not is_field_name(name)]
-    lines += [f"all, for {name!r}: no prompt can show a field of this name; rename it" for name in names]
+    lines += [
+        f"all where a prompt shows them, for {name!r}: none can show a field of this name; rename it" for name in names
+    ]
     return bool(lines), lines or ["nothing, with the declaration below"]
 
 

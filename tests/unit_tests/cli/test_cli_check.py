@@ -286,10 +286,22 @@ def test_long_texts_are_named_and_other_fields_of_text_where_there_is_none(check
     assert "none under 'text'; fields with text: ['body']. Give --text-key." in out
 
 
-def test_no_declaration_of_a_text_that_no_record_has_is_written(check: Any, tmp_path: Path) -> None:
-    target = tmp_path / "task.toml"
-    out = check(written(tmp_path / "r.jsonl", [{"body": "x"}]), "--out", str(target), code=1)
-    assert out.endswith(f"not written: {target}; no record has a field 'text'\n")
+@pytest.mark.parametrize(
+    ("line", "key", "missing"),
+    [
+        ('{"body": "x", "queue": "a"}', "queue", "a text under 'text'"),
+        ('{"text": "x"}', "nope", "a label under 'nope'"),
+        ('{"text": "x", "nope": null}', "nope", "a label under 'nope'"),
+        ("{", "queue", "a text under 'text' or a label under 'queue'"),
+    ],
+)
+def test_no_declaration_of_what_no_record_has_is_written(
+    check: Any, tmp_path: Path, line: str, key: str, missing: str
+) -> None:
+    source, target = tmp_path / "r.jsonl", tmp_path / "task.toml"
+    source.write_text(line + "\n")
+    out = check(source, "--label-key", key, "--out", str(target), code=1)
+    assert out.endswith(f"not written: {target}; no record has {missing}\n")
     assert not target.exists()
 
 
@@ -340,7 +352,7 @@ def test_what_it_writes_is_what_plan_reads(check: Any, tmp_path: Path, capsys: p
 def test_a_name_that_no_prompt_can_show_is_named_where_it_is_declared(check: Any, tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("text,queue ,1\na,card,x\nb,login,y\n")
     said = check(tmp_path / "r.csv", "--label-key", "queue ", code=1)
-    assert "refused  all, for 'queue ': no prompt can show a field of this name; rename it" in said
+    assert "refused  all where a prompt shows them, for 'queue ': none can show a field of this name; rename it" in said
     assert "queue : text 2; no prompt can show 'queue ': rename the field" in said
     assert "show '1'" not in said
 
