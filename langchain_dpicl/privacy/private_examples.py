@@ -1034,9 +1034,11 @@ def container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
     if isinstance(records, DocumentLoader):
         return ""
-    is_file = hasattr(type(records), "readline")  # its lines are no records: a quoted cell may hold several
-    # A document can be iterated, as every pydantic object: over its fields. A frame has its columns as attributes too.
-    is_document = hasattr(records, "page_content") and not hasattr(records, "columns")
+    is_frame = hasattr(records, "columns")  # its columns are attributes too, whatever their names
+    # The lines of a file are no records: a quoted cell may hold several. Some files forward what they have.
+    is_file = not is_frame and hasattr(records, "readline")
+    # A document can be iterated, as every pydantic object: over its fields.
+    is_document = not is_frame and hasattr(records, "page_content")
     is_record = isinstance(records, Mapping) or is_document
     if is_record or is_file or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
         advice = " Of a table of splits give one; put a single record into a list." * is_record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,6 +191,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: declared(records=io.StringIO(f"text,label\n{CANARY},tech\n")),
         ConfigurationError,
         r"records: expected an iterable .*, found StringIO\. Read the file first: csv\.DictReader\(file\), a data frame or",
+    ),
+    "an open temporary file": (
+        lambda: declared(records=tempfile.NamedTemporaryFile("w+")),  # noqa: SIM115  it goes with the error
+        ConfigurationError,
+        r"records: expected an iterable .*, found _TemporaryFileWrapper\. Read the file first",
     ),
     "messages in a prompt of text": (
         lambda: prompt(example_prompt=ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")])),

@@ -331,9 +331,9 @@ class PandasSeries(list[str]):
 
 
 class WithPages(PandasFrame):
-    """A frame with a column called page_content, which is an attribute too."""
+    """A frame with columns called page_content and readline, which are attributes too."""
 
-    page_content = None
+    page_content = readline = None
 
 
 NOTES = [{"text": "a", "queue": "login"}, {"text": "b", "queue": "billing"}, {"text": "c", "queue": "login"}]
