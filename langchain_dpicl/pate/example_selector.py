@@ -1073,7 +1073,7 @@ def _ready_for(
 
 def _warn_of_few_inputs(run: PromptPATELabeler, strategy: StrategyLike) -> None:
     """Warns, before the run charges anything, of too few inputs for a student's prompt, however they are labelled."""
-    if strategy == "validated" and (count := len(run.result.entries)) < 2:
+    if strategy == "validated" and (count := len(run._items)) < 2:  # noqa: SLF001  not of the ledger
         msg = f"public_inputs: expected at least 2 that differ, one to show and one to hold back, found {count}"
         warn_caller(UserWarning(f"{msg}: no student's prompt can be chosen. Give more."))
 

@@ -116,6 +116,23 @@ async def test_the_awaited_door_labels_in_no_thread_that_a_cancellation_leaves_b
         await PromptPATEExampleSelector.afrom_private_examples(examples(), budget=house(), **_given({}))
 
 
+async def test_the_awaited_door_counts_inputs_without_the_ledger_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def cancelled(*_: Any, **__: Any) -> None:
+        raise asyncio.CancelledError
+
+    readers: list[threading.Thread] = []
+    report = PromptPATELabeler.report
+    read = property(lambda run: (readers.append(threading.current_thread()), report.__get__(run))[1])
+    monkeypatch.setattr(PromptPATELabeler, "report", read)
+    monkeypatch.setattr(PromptPATELabeler, "arun", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await PromptPATEExampleSelector.afrom_private_examples(examples(), budget=house(), **_given({}))
+    assert readers
+    assert threading.current_thread() not in readers
+
+
 def released(**options: Any) -> Any:
     """A selector over a pool without any teachers or ledger."""
     return PromptPATEExampleSelector(pool(), **options)
