@@ -231,7 +231,9 @@ class _KeywordReader:
             self._keywords[words] = keyword
         if not 1 <= len(self._keywords) <= MOST_KEYWORDS:
             raise fail("vocabulary", f"1 to {MOST_KEYWORDS} keywords", f"{len(self._keywords)} of them")
-        self._lengths = sorted({len(words) for words in self._keywords})
+        self._lengths: dict[str, set[int]] = {}
+        for words in self._keywords:
+            self._lengths.setdefault(words[0], set()).add(len(words))
         self.place = {keyword: place for place, keyword in enumerate(self._keywords.values())}
 
     @property
@@ -242,10 +244,11 @@ class _KeywordReader:
     def found(self, text: Any) -> Iterator[str]:
         """Yields each occurrence of a keyword; none in what is no text."""
         words = _pieces_of(text) if isinstance(text, str) else []
-        for length in self._lengths:
-            for start in range(len(words) - length + 1):
+        for start, first in enumerate(words):
+            for length in self._lengths.get(first, ()):
+                # A slice at the end of the text may be shorter, and a keyword by itself.
                 keyword = self._keywords.get(tuple(words[start : start + length]))
-                if keyword is not None:
+                if keyword is not None and start + length <= len(words):
                     yield keyword
 
 
