@@ -57,9 +57,7 @@ def test_the_embedded_model_labels_public_inputs_and_saves_the_pool(
     assert CANARY not in said.out + said.err + (folder / "pool.json").read_text()
 
 
-def test_a_model_that_names_no_label_is_told_before_the_first_input_is_paid_for(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_names_no_label_is_told_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert label("--model", f"{HERE}:MUTE", "--set", "answers.votes=text") == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[0].startswith("(rejected)")
