@@ -475,6 +475,7 @@ def _words(secret: Callable[[], str]) -> str:
 
 
 _ONE_AT_A_TIME = 0x647069636C  # "dpicl": the advisory lock of all set-ups in a database
+_SHORT_WAIT = "250"  # milliseconds for a lock of a set-up: less than servers wait until they look for a deadlock
 
 _TABLES = """
 CREATE TABLE {ledgers} (
@@ -608,6 +609,9 @@ CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
 MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS, _NAMED, _BY_BYTES)
 """Step n makes version n of version n - 1."""
 
+_SINCE = {"ledgers": 1, "bindings": 4, "lines": 1, "anchors": 3}
+"""The version that each table came with, in the order in which writers lock them."""
+
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
 _IS_THERE = """
 SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -667,7 +671,12 @@ class SchemaTables:
 
     def _raise_to_this_version(self, connection: Connection, version: int, where: str) -> None:
         _make_schema(connection, self.schema)
-        if not version:
+        if version:  # steps take locks in their own order, which is not that of live writers
+            # Writers are kept out first; then what they wrote last is soon flushed, which locks lines before ledgers.
+            connection.execute(self.query("LOCK TABLE {ledgers} IN EXCLUSIVE MODE"))
+            there = ", ".join(f"{{{name}}}" for name, since in _SINCE.items() if since <= version)
+            connection.execute(self.query(f"LOCK TABLE {there} IN ACCESS EXCLUSIVE MODE"))
+        else:
             connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
         for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
             problem = self._problem_with(connection, step)
@@ -764,23 +773,33 @@ class _OnPostgres(Connected):
     def _make(self, tables: Callable[[Connection], None]) -> None:
         """Makes tables, all or nothing, on a connection of its own, which does not ask for them first.
 
-        A step on long tables takes as long as it takes: `timeout` is for the connection and for each lock.
+        A step on long tables takes as long as it takes: `timeout` is for the connection and for all its locks. A wait
+        for one is short and begins anew with none held: readers lock tables in other orders, and where two wait for
+        each other the server would refuse one.
         """
         connection = self._link.connect(checked=False)
         connection.patience = math.inf
-        lock, _, idle = self._link.limits
+        end = time.monotonic() + self._link.timeout
 
         def make() -> None:
             with connection.transaction():
                 # Whatever the role's default: each statement has to see what stands once a lock is granted.
                 connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
-                connection.execute(_SETTINGS, [lock, "0", idle, False])
+                connection.execute(_SETTINGS, [_SHORT_WAIT, "0", self._link.limits[2], False])
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
                 tables(connection)
                 connection.patience = 2 * self._link.timeout  # the end may wait for a standby that is away
 
+        def make_in_time() -> None:
+            while True:
+                try:
+                    return make()
+                except errors.LockNotAvailable:
+                    if time.monotonic() > end:
+                        raise
+
         try:
-            self._link.attempt("to make tables", make)
+            self._link.attempt("to make tables", make_in_time)
         finally:
             connection.close()
 
@@ -808,6 +827,8 @@ class _PostgresTables(_OnPostgres):
 
     def setup(self) -> None:
         """Makes the tables, or brings them to this version; does nothing where they have it. Makes no ledger.
+
+        It waits for transactions that use older tables, at most `timeout` in all, and others wait until it has ended.
 
         Raises:
           LedgerError: the tables are of a newer version.

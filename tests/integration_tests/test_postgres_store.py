@@ -6,6 +6,8 @@ import copy
 import os
 import pickle
 import socket
+import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -198,6 +200,42 @@ class TestMaking:
         store.setup()
         assert store.header() == written
         assert list(store.records()) == [line]
+
+    @pytest.mark.parametrize("version", [1, 3, 5])
+    def test_setup_waits_for_live_writers_and_refuses_none(
+        self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version: int
+    ) -> None:
+        with monkeypatch.context() as then:
+            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:version])
+            PostgresStore.new(**where).create(header())
+            stores = [PostgresStore.open(**where) for _ in range(4)]
+            for store in stores:
+                store.head()
+        stop, written = threading.Event(), [0, 0, 0]
+
+        def write(number: int) -> None:
+            while not stop.is_set():
+                with stores[number].transaction(flush=False) as view:
+                    line = view.append("note", {"n": number})
+                    time.sleep(0.003)
+                stores[number].flush(line.seq, line.hash)
+                written[number] += 1
+
+        def read() -> None:
+            while not stop.is_set():
+                stores[3].records(0, limit=3)
+
+        with ThreadPoolExecutor(4) as pool:
+            live = [*(pool.submit(write, number) for number in range(3)), pool.submit(read)]
+            try:
+                await_that(lambda: min(written) > 3)
+                PostgresStore(**where).setup()
+                before = tuple(written)
+                await_that(lambda: any(one.done() for one in live) or all(map(int.__gt__, written, before)))
+            finally:
+                stop.set()
+            assert [one.exception() for one in live] == [None] * 4
+        assert PostgresStore.open(**where).head()[0] == sum(written)
 
     def test_a_newer_version_is_refused(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         PostgresStore.new(**where)
