@@ -69,7 +69,8 @@ class JobResult:
 
     Attributes:
       kind: "done"; "lost": no ticket is left that could pay for it; "busy": another worker has its turn; "fault".
-      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts.
+      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts; of an order
+        that was begun, the version of this package there.
       tickets: tickets that were charged for it.
       error: class of a fault.
       message: of a fault of ours, whose messages are public; of others there is none.
@@ -339,6 +340,8 @@ class _JobQueue(Generic[JobKey]):
 
     def _began(self, flight: _RunningJob, answer: JobResult) -> None:
         if answer.kind == "done":
+            answer = _of_own_version(answer)
+        if answer.kind == "done":
             flight.hand.begun.add(flight.work)
             self.deaths.pop(("begin",), None)  # only deaths in a row stop a run
             return
@@ -581,6 +584,16 @@ def _own_version() -> str:
     return own_version()
 
 
+def _of_own_version(begun: JobResult) -> JobResult:
+    """Returns a worker's answer to an order, or a fault where this package has another version there."""
+    own, found = _own_version(), begun.result
+    if found == own or "unknown" in {own, found}:  # that is a source tree
+        return begun
+    msg = f"worker: expected langchain-dpicl {own}, as the driver has, found {found or 'an older one'}."
+    advice = "Install the same version for all: another may add other noise."
+    return JobResult.of_fault(ConfigurationError(f"{msg} {advice}"))
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFactory:
     """Which function makes a worker's place; public, as it is sent to workers.
@@ -588,25 +601,19 @@ class WorkerFactory:
     Attributes:
       name: "module:function"; the module can be imported by every worker.
       options: its keyword arguments, public JSON values: paths and names, never records or keys.
-      version: of this package, where the jobs are handed out.
     """
 
     name: str
     options: Mapping[str, Any]
-    version: str = field(default_factory=_own_version)
 
     def place(self) -> Workplace:
         """Calls the function.
 
         Raises:
-          ConfigurationError: this package has another version here; or the function cannot be found, raises, or returns
-            something else; of what it raises only the class is shown, as its words may hold private text.
+          ConfigurationError: the function cannot be found, raises, or returns something else; of what it raises only
+            the class is shown, as its words may hold private text.
           DPICLError: it raised an error of ours, whose words are public.
         """
-        own = _own_version()
-        if own != self.version and "unknown" not in {own, self.version}:  # that is a source tree
-            msg = f"worker: expected langchain-dpicl {self.version}, as the driver has, found {own}."
-            raise ConfigurationError(f"{msg} Install the same version for all: another may add other noise.")
         module, _, attribute = self.name.partition(":")
         result: Any = None
         try:
@@ -657,7 +664,7 @@ class Worker:
             self._orders[key] = work
         elif self._orders[key] != work:
             raise fail("work", "the order that was begun under this key", "another", "Orders differ by their keys.")
-        return JobResult("done")
+        return JobResult("done", _own_version())
 
     def __repr__(self) -> str:
         return f"Worker({self._setup.name})"

@@ -565,18 +565,29 @@ class TestWhatAWorkerHas:
             house.synthesizer(Crew(WorkerFactory(f"tests.ray_places:{function}", {}))).run(progress=False)
         assert RECORD not in str(refusal.value)
 
-    def test_has_to_be_the_package_of_the_driver(self, house: House) -> None:
-        made = house.labeler(Crew(replace(house.setup(), version="0.0.1")), ["one"])
-        installed = patch("langchain_dpicl.distributed._own_version", return_value="0.0.2")
-        with (
-            installed,
-            pytest.raises(ConfigurationError, match=r"langchain-dpicl 0\.0\.1, as the driver has, found 0\.0"),
-        ):
-            made.run(progress=False)
-        assert lines(house, RESERVE) == 0
-        house.labeler(Crew(replace(house.setup(), version="unknown")), ["one"]).run(
-            progress=False
-        )  # not installed there
+    @pytest.mark.parametrize("found", ["0.0.1", None])  # older workers say nothing of it
+    def test_has_to_be_the_package_of_the_driver(
+        self, house: House, monkeypatch: pytest.MonkeyPatch, found: str | None
+    ) -> None:
+        monkeypatch.setattr("langchain_dpicl.distributed._own_version", lambda: "0.0.2")
+        there, begin = [found], Worker.begin
+
+        def begun(worker: Worker, work: Any) -> JobResult:
+            return replace(begin(worker, work), result=there[0])
+
+        monkeypatch.setattr(Worker, "begin", begun)
+        said = rf"langchain-dpicl 0\.0\.2, as the driver has, found {found or 'an older one'}"
+        crew = house.crew()
+        with pytest.raises(ConfigurationError, match=said):
+            house.labeler(crew, ["one"]).run(progress=False)
+        assert (lines(house, RESERVE), crew.jobs, crew.dismissed) == (0, [], crew.hired)
+        there[0] = "unknown"  # not installed there
+        house.labeler(crew, ["one"]).run(progress=False)
+
+    def test_says_which_package_it_has(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("langchain_dpicl.distributed._own_version", lambda: "0.0.3")
+        worker = Worker(WorkerFactory("tests.ray_places:writer", {}), is_one_host=True)
+        assert worker.begin(PublicTextJob("FakeBackend", 3, ())) == JobResult("done", "0.0.3")
 
     def test_is_told_in_our_words_where_they_are_ours(self, house: House) -> None:
         with pytest.raises(LedgerError, match="missing"):
