@@ -107,6 +107,19 @@ class FairSemaphore:
 T = TypeVar("T")
 
 
+_FORKS = 0
+"""Forks between this process and the one that was started: its number alone may have been an ancestor's."""
+
+
+def _count_fork() -> None:
+    global _FORKS  # noqa: PLW0603  of the process
+    _FORKS += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
 class PerProcess(Generic[T]):
     """What each process has of its own: a gate or lock that a thread held at a fork would stay shut in the child.
 
@@ -115,15 +128,15 @@ class PerProcess(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._made = {os.getpid(): make()}
+        self._made = {(os.getpid(), _FORKS): make()}
 
     @property
     def here(self) -> T:
         """The one of this process."""
-        number = os.getpid()
-        if number not in self._made:
-            self._made.setdefault(number, self._make())
-        return self._made[number]
+        process = os.getpid(), _FORKS
+        if process not in self._made:
+            self._made.setdefault(process, self._make())
+        return self._made[process]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from langchain_dpicl.backends.sync_async import (
     Blocking,
     EffectGenerator,
     Outage,
+    PerProcess,
     PublicAnswer,
     ThreadedContext,
     awaitable,
@@ -349,6 +350,18 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
             code = 0 if asyncio.run(run_in_thread(os.getpid)) == os.getpid() else 2
         finally:
             os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_with_the_number_of_an_ancestor_has_locks_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    locks = PerProcess(threading.Lock)
+    with locks.here:
+        child = os.fork()
+        if not child:
+            os._exit(locks.here.locked())
+        assert locks.here.locked()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
