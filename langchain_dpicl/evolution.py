@@ -860,6 +860,10 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         population.history.append(votes)
         population.owed -= 1
 
+    @property
+    def _is_slow(self) -> bool:
+        return super()._is_slow or isinstance(self._writer.model, WorkerModel)  # their end takes seconds
+
     def _rest(self) -> None:
         self._writer.model.rest()
 

@@ -852,12 +852,20 @@ class TestCandidates:
     ) -> None:
         crew = Crew(WorkerFactory("tests.ray_places:talker", {}))
         monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor.from_environment", lambda: crew)
-        made = self.evolution(house, "ray")
+        dismiss, threads = crew._dismiss, set[int]()
+
+        def dismissed(handle: Any) -> None:
+            threads.add(threading.get_ident())
+            dismiss(handle)
+
+        monkeypatch.setattr(crew, "_dismiss", dismissed)
+        made = self.evolution(house, "ray")  # its ledger is in memory, and writing there takes no time
         if way == "run":
             await asyncio.to_thread(made.run, progress=False)
         else:
             await made.arun(progress=False)
         assert crew.dismissed == crew.hired > 0
+        assert threading.get_ident() not in threads  # the end of workers takes seconds
 
     def test_that_cannot_be_written_cost_nothing(self, house: House) -> None:
         crew = Crew(WorkerFactory("tests.ray_places:talker", {"is_out": True}))
