@@ -801,9 +801,10 @@ class RayExecutor(Executor):
     @property
     def is_one_host(self) -> bool:
         """Whether all workers are on this machine for sure: in a cluster that is started here."""
-        if self._ray.is_initialized():
-            return self._node() in _STARTED
-        return self._target() is None
+        with _CONNECTING:  # another thread may be about to start it
+            if self._ray.is_initialized():
+                return self._node() in _STARTED
+            return self._target() is None
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +136,20 @@ class TestAClusterOfItsOwn:
         assert ray.up
         second.close()
         assert not ray.up
+
+    def test_is_on_this_host_also_while_another_thread_starts_it(self, ray: FakeRay) -> None:
+        first, second, init, told = RayExecutor("app:place"), RayExecutor("app:place"), ray.init, list[bool]()
+        asking = threading.Thread(target=lambda: told.append(second.is_one_host))
+
+        def slow(**how: Any) -> None:
+            init(**how)  # Ray is connected before it returns
+            asking.start()
+            asking.join(0.2)
+
+        ray.init = slow
+        first._hire()
+        asking.join()
+        assert told == [True]
 
     @pytest.mark.parametrize("needed", [0.5, 1])
     def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
