@@ -206,7 +206,7 @@ class Executor(ABC):
           DPICLError: what a worker raised as it began.
         """
         if not self._turn.acquire(blocking=False):
-            advice = "Wait for its end, or make one executor for each."
+            advice = "Wait for its end, or make one executor for each, on a cluster with room for the workers of both."
             raise ConfigurationError(f"executor: expected one run at a time, found another. {advice}")
         try:
             self._check_session()
@@ -736,6 +736,7 @@ class RayExecutor(Executor):
         workers' environment; an address with a password, and text under a name such as `api_key`, are refused.
       address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
         otherwise a cluster of its own on this machine, as with "local", which all executors of this process then use.
+        It has room for the workers of the one that started it: close that one before another runs.
         Where Ray is connected already, that connection is used. Ray's client (ray://) is refused: start Ray on this
         machine, with the cluster's address.
       num_workers: workers at a time.
@@ -847,6 +848,7 @@ class RayExecutor(Executor):
                 self._start()
             users = _STARTED.get(self._node() or "")
             if users is not None and self not in users:
+                self._check_room()
                 users.add(self)
                 atexit.register(self.close)
 
@@ -869,17 +871,19 @@ class RayExecutor(Executor):
             **quiet,
         )
         _STARTED[self._ray.get_runtime_context().get_node_id()] = set()
-        self._check_gpus()
 
-    def _check_gpus(self) -> None:
-        """Ends a cluster that was started here and that no worker would ever find its GPUs in."""
-        needed, available = self._needs["num_gpus"], 0.0
-        if needed:
-            available = float(self._ray.cluster_resources().get("GPU", 0.0))
-        if needed > available:
-            self.close()
-            advice = "Ray counts those that it sees, by CUDA_VISIBLE_DEVICES where it is set."
-            raise fail("num_gpus", f"at most the {available:g} GPUs of this machine", needed, advice)
+    def _check_room(self) -> None:
+        """Leaves a cluster that was started here and that no worker would ever find what it needs in."""
+        in_all, needs = self._ray.cluster_resources(), self._needs
+        shares = "Another executor of this process started it, for its own workers: close it first."
+        sees = "Ray counts those that it sees, by CUDA_VISIBLE_DEVICES where it is set."
+        asked = [("num_gpus", "GPU", needs["num_gpus"], sees), ("num_cpus", "CPU", needs["num_cpus"], shares)]
+        asked += [(f"resources[{name!r}]", name, one, shares) for name, one in needs["resources"].items()]
+        for argument, name, needed, advice in asked:
+            available = float(in_all.get(name, 0.0))
+            if needed > available:
+                self.close()
+                raise fail(argument, f"at most {available:g}, all that the cluster of this process has", needed, advice)
 
     def _init(self, **options: Any) -> None:
         """Connects Ray; of what it raises only the class is named, as its text names hosts and files."""

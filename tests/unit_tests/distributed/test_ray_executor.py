@@ -32,7 +32,7 @@ class FakeRay(SimpleNamespace):
         )
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 1.0, "GPU": self.gpus}
+        return {**self.room, "GPU": self.gpus}
 
     def is_initialized(self) -> bool:
         return self.up
@@ -41,6 +41,7 @@ class FakeRay(SimpleNamespace):
         self.told.append(("init", how))
         self.up = True
         self.node += 1
+        self.room = {"CPU": how.get("num_cpus", 1), **how.get("resources", {})}
 
     def get_runtime_context(self) -> SimpleNamespace:
         return SimpleNamespace(get_node_id=lambda: f"node {self.node}", get_job_id=lambda: "01000000")
@@ -151,10 +152,29 @@ class TestAClusterOfItsOwn:
         asking.join()
         assert told == [True]
 
+    @pytest.mark.parametrize(
+        ("needs", "said"),
+        [
+            ({"num_cpus": 3}, r"num_cpus: expected at most 2, .*found 3.*close it first"),
+            ({"num_gpus": 1}, r"num_gpus: expected at most 0, .*found 1.*CUDA_VISIBLE_DEVICES"),
+            ({"resources": {"y": 1}}, r"resources\['y'\]: expected at most 0, .*found 1.*close it first"),
+        ],
+    )
+    def test_that_never_has_room_for_one_worker_of_another_executor_refuses_it_at_once(
+        self, ray: FakeRay, needs: dict[str, Any], said: str
+    ) -> None:
+        first, second = RayExecutor("app:place", resources={"x": 1}), RayExecutor("app:place", **needs)
+        first._hire()
+        with pytest.raises(ConfigurationError, match=said):
+            second._hire()
+        assert ray.up
+        RayExecutor("app:place", num_cpus=2, resources={"x": 2})._hire()
+        first.close()
+
     @pytest.mark.parametrize("needed", [0.5, 1])
     def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
         made = RayExecutor("app:place", num_gpus=needed)
-        with pytest.raises(ConfigurationError, match="num_gpus: expected at most the 0 GPUs"):
+        with pytest.raises(ConfigurationError, match="num_gpus: expected at most 0, "):
             made._hire()
         assert [name for name, _ in ray.told] == ["init", "shutdown"]
 
