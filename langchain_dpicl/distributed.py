@@ -973,6 +973,8 @@ def _need(name: str, value: Any) -> float:
     needed = check_real(name, value, low=0.0)
     if 0.0 < needed < _LEAST_NEED:
         raise fail(name, f"0, or a number of at least {_LEAST_NEED}", value)
+    if name == "num_gpus" and needed > 1.0 and needed % 1.0:
+        raise fail(name, "a whole number, or a part of one GPU", value)
     return needed
 
 

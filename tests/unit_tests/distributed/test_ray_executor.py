@@ -398,6 +398,7 @@ class TestWhatIsRefused:
             {"num_workers": 0},
             {"num_cpus": -1},
             {"num_gpus": "all"},
+            {"num_gpus": 1.5},  # Ray shares single GPUs alone
             {"num_cpus": 1e-5},  # Ray counts in ten-thousandths
             {"resources": ["x"]},
             {"resources": {"CPU": 1}},
