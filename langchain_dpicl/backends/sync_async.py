@@ -107,13 +107,13 @@ class FairSemaphore:
 T = TypeVar("T")
 
 
-_FORKS = 0
+_forks = 0
 """Forks between this process and the one that was started: its number alone may have been an ancestor's."""
 
 
 def _count_fork() -> None:
-    global _FORKS  # noqa: PLW0603  of the process
-    _FORKS += 1
+    global _forks  # noqa: PLW0603  of the process
+    _forks += 1
 
 
 if hasattr(os, "register_at_fork"):
@@ -128,12 +128,12 @@ class PerProcess(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._made = {(os.getpid(), _FORKS): make()}
+        self._made = {(os.getpid(), _forks): make()}
 
     @property
     def here(self) -> T:
         """The one of this process."""
-        process = os.getpid(), _FORKS
+        process = os.getpid(), _forks
         if process not in self._made:
             self._made.setdefault(process, self._make())
         return self._made[process]
