@@ -703,6 +703,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def _hand_out(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
         """Has a worker label one input; the memo then holds the label for every run."""
+        self._holder = _caller()  # of the turn: async code waits for this in a thread
         events = self._events(None)
         with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
             for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):

@@ -718,6 +718,28 @@ class TestLabels:
         with pytest.raises(PrivacyBudgetExceededError, match="remaining 0"):
             later.label("three")
 
+    @pytest.mark.parametrize("way", ["label", "alabel"])
+    def test_asked_for_inside_another_call_are_refused(self, house: House, way: str) -> None:
+        crew, refused = house.crew(), list[str]()
+        made, do = house.labeler(crew, ["one", "two"]), crew._do
+
+        def within(handle: Any, key: str, job: Any) -> int:  # as an executor or a handler of yours might
+            try:
+                made.label("two")
+            except ConfigurationError as refusal:
+                refused.append(str(refusal))
+            return do(handle, key, job)
+
+        crew._do = within
+        ask = (lambda: made.label("one")) if way == "label" else lambda: asyncio.run(made.alabel("one"))
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(20.0)
+        if asking.is_alive():
+            made._gates.here.__exit__(None, None, None)
+            asking.join()
+        assert ["no call inside another" in said for said in refused] == [True]
+
     async def test_asked_for_at_once_come_one_after_the_other(self, house: House) -> None:
         made = house.labeler(house.crew(), self.INPUTS)
         asked = (made.alabel(text) for text in (*self.INPUTS, *self.INPUTS))
