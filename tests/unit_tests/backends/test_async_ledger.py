@@ -192,7 +192,7 @@ async def test_the_loop_waits_for_no_lock_that_is_held_over_a_read_of_the_ledger
         "choose": lambda: selector.achoose_student(Student(shots=1, num_candidates=2)),
         "label": lambda: selector._labeler.alabel({"text": "a card in blue"}),
     }
-    lock = selector._labeler._lock if act == "label" else selector._lock
+    lock = (selector._labeler._lock if act == "label" else selector._lock).here
     held, gone_on, in_time = threading.Event(), threading.Event(), []
 
     def hold() -> None:
