@@ -91,12 +91,12 @@ def nothing() -> None:
 
 
 def talker(*, is_out: bool = False) -> Workplace:
-    """Returns a worker's place with a model that says what it was asked: a text that alone is dropped."""
+    """Returns a worker's place with a model that says back what it is asked, and no more."""
 
     def say(prompt: str) -> str:
         if is_out:
             raise ConnectionError
-        return f"Asked: {' '.join(prompt.split())[:80]}"
+        return " ".join(prompt.split())[:80]
 
     return Workplace(RunnableLambda(say))
 
