@@ -905,19 +905,22 @@ _PARAMETER = re.compile(rf"\b([Gg]ive) ({'|'.join(FLAGS)})=(?:\.\.\.)?(?!\w)")
 def as_typed(message: str) -> str:
     """Returns a message of the package with its advice as it is typed: keys of settings, and flags, for Python.
 
-    What was found stays as it is, with all that stands behind it: it may quote what the user typed.
+    What was found stays as it is, up to the sentence that says what to give: it may quote what the user typed.
 
-    >>> as_typed('expected log-probabilities, or LabelAnswers(votes="text"). Give epsilon=...')
-    'expected log-probabilities, or answers.votes=text (--set, or the settings file). Give --epsilon'
+    >>> as_typed('expected log-probabilities, or LabelAnswers(votes="text"), found None. Give epsilon=...')
+    'expected log-probabilities, or answers.votes=text (--set, or the settings file), found None. Give --epsilon'
     """
 
     def keys(option: re.Match[str]) -> str:
         pairs = option[3].replace('"', "").replace("'", "").split(", ")
         return f"{option[1]} {' '.join(f'{_TABLES[option[2]]}.{pair}' for pair in pairs)} (--set, or the settings file)"
 
-    advice, found, rest = message.partition("found ")
-    advice = _PARAMETER.sub(lambda each: f"{each[1]} --{each[2].replace('_', '-')}", _OPTION.sub(keys, advice))
-    return advice + found + rest
+    def typed(text: str) -> str:
+        return _PARAMETER.sub(lambda each: f"{each[1]} --{each[2].replace('_', '-')}", _OPTION.sub(keys, text))
+
+    before, found, rest = message.partition("found ")
+    at = max(rest.rfind(". Give "), rest.rfind(". Take "))
+    return typed(before) + found + (rest if at < 0 else rest[:at] + typed(rest[at:]))
 
 
 def add_flags(command: Any, names: Sequence[str]) -> None:

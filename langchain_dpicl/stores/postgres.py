@@ -672,9 +672,12 @@ class SchemaTables:
     def _raise_to_this_version(self, connection: Connection, version: int, where: str) -> None:
         _make_schema(connection, self.schema)
         if version:  # steps take locks in their own order, which is not that of live writers
+            there = ", ".join(f"{{{name}}}" for name, since in _SINCE.items() if since <= version)
+            # No reader or writer of ours is in the way of this. An autovacuum is, until a second of waiting ends it.
+            connection.execute(self.query(f"LOCK TABLE {there} IN SHARE UPDATE EXCLUSIVE MODE"))
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", [_SHORT_WAIT])
             # Writers are kept out first; then what they wrote last is soon flushed, which locks lines before ledgers.
             connection.execute(self.query("LOCK TABLE {ledgers} IN EXCLUSIVE MODE"))
-            there = ", ".join(f"{{{name}}}" for name, since in _SINCE.items() if since <= version)
             connection.execute(self.query(f"LOCK TABLE {there} IN ACCESS EXCLUSIVE MODE"))
         else:
             connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
@@ -774,8 +777,8 @@ class _OnPostgres(Connected):
         """Makes tables, all or nothing, on a connection of its own, which does not ask for them first.
 
         A step on long tables takes as long as it takes: `timeout` is for the connection and for all its locks. A wait
-        for one is short and begins anew with none held: readers lock tables in other orders, and where two wait for
-        each other the server would refuse one.
+        that is in the way of others is short and begins anew with none held: readers lock tables in other orders, and
+        where two wait for each other the server would refuse one.
         """
         connection = self._link.connect(checked=False)
         connection.patience = math.inf
@@ -785,7 +788,7 @@ class _OnPostgres(Connected):
             with connection.transaction():
                 # Whatever the role's default: each statement has to see what stands once a lock is granted.
                 connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
-                connection.execute(_SETTINGS, [_SHORT_WAIT, "0", self._link.limits[2], False])
+                connection.execute(_SETTINGS, [self._link.limits[0], "0", self._link.limits[2], False])
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
                 tables(connection)
                 connection.patience = 2 * self._link.timeout  # the end may wait for a standby that is away
@@ -794,7 +797,7 @@ class _OnPostgres(Connected):
             while True:
                 try:
                     return make()
-                except errors.LockNotAvailable:
+                except (errors.LockNotAvailable, errors.DeadlockDetected):  # nothing was written
                     if time.monotonic() > end:
                         raise
 

@@ -1436,6 +1436,11 @@ def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: 
         ),
         ("give text_key=. (line 5)", "give --text-key. (line 5)"),
         ("Give rows=Rows(slots=...), or none.", "Give rows.slots=... (--set, or the settings file), or none."),
+        ("expected a share, found None. Give epsilon=...", "expected a share, found None. Give --epsilon"),
+        (
+            "words: expected none, found True. Give Topics(words=8).",
+            "words: expected none, found True. Give topics.words=8 (--set, or the settings file).",
+        ),
         # What is no advice, has no table, or was found or typed, stays.
         ("Give FewShotTask(labels=('yes', 'no'))", "Give FewShotTask(labels=('yes', 'no'))"),
         ("Give Similar(x=1)", "Give Similar(x=1)"),

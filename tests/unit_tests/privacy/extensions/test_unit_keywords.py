@@ -90,6 +90,10 @@ class TestTheKeywordsOfAUnit:
         assert rule.of(unit("STRASSE")) == ("stra\u00dfe",)
         assert words_of("caf\u00e9") == words_of("cafe\u0301") == ["caf\u00e9"]
 
+    def test_that_a_text_ends_within_are_not_found(self):
+        rule = UnitKeywords("text", 1, ("card", "card holder", "film"))
+        assert rule.of([{"text": "film film card"}]) == ("film",)
+
     def test_are_found_inside_clauses_of_scripts_that_write_no_spaces_between_words(self):
         declared = ("\u5361", "\u8f6c\u8d26", "\u30ab\u30fc\u30c9", "\u0e1a\u0e31\u0e15\u0e23", "\u0e01\u0e32", "card")
         rule = UnitKeywords("text", 9, declared)
