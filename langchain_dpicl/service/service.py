@@ -606,13 +606,17 @@ class OperatorView:
         return {"time": now.isoformat(timespec="seconds"), "ledgers": ledgers, "refusals": self._refusals.last()}
 
 
-def _is_standing(budget: Budget, component: str) -> bool:
-    """Whether a component of a stream reads longer than a window, so that each window brings its tickets again."""
-    window, extent = budget.window, budget.sealed_extent(component)
-    if window is None or extent is None:
-        return False
-    first, last = extent
-    return last is None or last - first >= window
+def _standing(budget: Budget, components: Iterable[str]) -> set[str]:
+    """Returns the components of a stream that read longer than a window: each window brings their tickets again."""
+    window = budget.window
+    if window is None:
+        return set()
+    extents = {name: budget.sealed_extent(name) for name in components}
+    return {
+        name
+        for name, extent in extents.items()
+        if extent is not None and (extent[1] is None or extent[1] - extent[0] >= window)
+    }
 
 
 def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, str], int | None]) -> dict[str, Any]:
@@ -621,7 +625,7 @@ def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, 
         use, tenants, parts = budget.use(), budget.tenants(), budget.spent_parts()
         per_day = pace.per_day(use.lines, now)
         opened = budget.dangling(limit=1000)
-        standing = {name for name in use.tickets if _is_standing(budget, name)}
+        standing = _standing(budget, use.tickets)
     except LedgerError:
         return {**head, "readable": False}
     components = []

@@ -16,6 +16,7 @@ from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 from langchain_dpicl.service import service
 from langchain_dpicl.service.service import OperatorView, Pace, RefusalLog
 
@@ -136,6 +137,25 @@ def test_a_share_that_lasts_and_one_that_is_spent(budget: Budget, clock: Clock, 
     share.reserve("query", count=900)
     (votes,) = view.to_dict()["ledgers"][0]["components"]
     assert (votes["left"], votes["days_left"], votes["spent"]) == (0, 0.0, 1.0)
+
+
+def test_a_look_at_a_ledger_for_life_reads_it_as_often_with_many_components(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read: list[None] = []
+    refresh = LedgerWriter.refresh
+    monkeypatch.setattr(LedgerWriter, "refresh", lambda writer: (read.append(None), refresh(writer))[1])
+    reads = set()
+    for components in (1, 20):
+        budget = Budget(epsilon=40.0, delta=1e-6)
+        for place in range(components):
+            ticket = Ticket("run", GaussianEvent(20.0), max_count=4)
+            budget.declare(f"votes {place}", tickets=[ticket], epsilon=1.0, delta=1e-8).reserve("run")
+        view = OperatorView([budget], RefusalLog(tmp_path / "x"), {})
+        del read[:]
+        assert len(view.to_dict()["ledgers"][0]["components"]) == components
+        reads.add(len(read))
+    assert len(reads) == 1
 
 
 def test_a_share_whose_tickets_come_again_has_no_last_day(clock: Clock, tmp_path: Path) -> None:
