@@ -51,6 +51,7 @@ from langchain_dpicl.privacy.ledger.state import LedgerState, OpenReservation, S
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Kind
 from langchain_dpicl.privacy.ledger.writer import Grant, LedgerWriter, ShareStatus, process_name
+from langchain_dpicl.stores import check_apart
 
 if TYPE_CHECKING:  # what reports need is loaded when one is asked for: it takes a fifth of the time of an import
     from langchain_dpicl.reports.report import PrivacyReport
@@ -363,13 +364,13 @@ class Budget(LedgerBudget):
       about: public texts for those who approve the ledger, by name: `purpose`, `owner`, `approver`, `retention`, and
         `countries`, a mapping from the hosts that receive private text to their countries. Reports show them. Nothing
         checks them, and they never change.
-      anchor: a second store of the ledger's last line, which detects an older copy of the ledger.
+      anchor: a second store of the ledger's last line, in another database, which detects an older copy of the ledger.
       adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once, to add one.
       most_held: on a durable ledger, most tickets of one kind that this process charges before they are asked for, so
         that not every query waits for the disk. They are lost if it is killed. 1: none.
 
     Raises:
-      ConfigurationError: an argument is out of range.
+      ConfigurationError: an argument is out of range, or the anchor is in the ledger's own database.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
       LedgerError: the ledger is broken, cannot be read, or does not match the anchor.
 
@@ -400,6 +401,7 @@ class Budget(LedgerBudget):
     ) -> None:
         self._anchor, self._adopts = check_anchor(anchor), adopt_anchor
         self._most_held = check_int("most_held", most_held, low=1)
+        check_apart(lambda: store, lambda: anchor)
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "per": per}
         super().__init__(**limits, store=store, name=name, about=about)
 
@@ -442,7 +444,7 @@ class Budget(LedgerBudget):
         Raises:
           LedgerError: the store holds no ledger, or a broken one.
           LedgerRollbackError: the anchor does not know the ledger, or holds a line that the ledger lacks.
-          ConfigurationError: `store` or `anchor` is of another type, or `most_held` is below 1.
+          ConfigurationError: `store` or `anchor` is of another type, or in one database, or `most_held` is below 1.
         """
         header = check_store(store).header()
         if header is None:

@@ -28,7 +28,6 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import Uncopyable
-from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.backends.sync_async import run_in_thread, run_to_completion
 from langchain_dpicl.budget.budget import Budget, BudgetUse, SpentHook
 from langchain_dpicl.exceptions import (
@@ -47,7 +46,7 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAbout, Ledger
 from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerStore, hide_password
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.stores import TIMEOUT
+from langchain_dpicl.stores import TIMEOUT, check_apart
 
 if TYPE_CHECKING:  # see `budget`
     from langchain_dpicl.reports.report import PrivacyReport
@@ -117,23 +116,6 @@ def make_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
             return OpenedStore(store, is_ours=True)
         store.close()
     raise refusal
-
-
-def check_apart(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> None:
-    """Refuses an anchor in the file or the database of the ledger, before either is created."""
-    from langchain_dpicl.stores import are_one_database
-
-    if _is_path(place) and _is_path(second) and check_path("path", place()) == check_path("anchor", second()):
-        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
-    if are_one_database(place, second, timeout=timeout):
-        advice = "A copy of the database that is restored would bring it back too."
-        raise fail("anchor", "a file, or a database on another server", "the ledger's own database", advice)
-
-
-def _is_path(place: Callable[[], Any]) -> bool:
-    from langchain_dpicl.stores import as_place, is_address
-
-    return isinstance(place(), (str, os.PathLike)) and not is_address(as_place(place()))
 
 
 def anchor_at(place: Callable[[], Any], *, may_make: bool = False, timeout: float = TIMEOUT) -> LedgerAnchor | None:

@@ -303,7 +303,8 @@ def _store(where: str, name: str | None) -> LedgerStore:
 
 def _anchor(arguments: argparse.Namespace, *, may_make: bool = False) -> LedgerAnchor | None:
     """Returns the anchor of an existing ledger, or None."""
-    from langchain_dpicl.budget.handler import anchor_at, check_apart
+    from langchain_dpicl.budget.handler import anchor_at
+    from langchain_dpicl.stores import check_apart
 
     place = None if arguments.anchor is None else _place(arguments.anchor)
     check_apart(lambda: _place(arguments.where), lambda: place)
@@ -315,7 +316,8 @@ def _anchor(arguments: argparse.Namespace, *, may_make: bool = False) -> LedgerA
 
 def _create(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.budget import Budget
-    from langchain_dpicl.budget.handler import anchor_at, check_apart, make_store_at
+    from langchain_dpicl.budget.handler import anchor_at, make_store_at
+    from langchain_dpicl.stores import check_apart
     from langchain_dpicl.stores.sqlite_file import why_lost
 
     where, second = (None if place is None else _place(place) for place in (arguments.where, arguments.anchor))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._lazy import on_first_use
+from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.ledger.store import hide_password
@@ -109,18 +110,30 @@ def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     return FileAnchor(place()) if is_there else FileAnchor.new(place())
 
 
-def are_one_database(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> bool:
-    """Whether both are in one PostgreSQL database: stores, anchors, or addresses; errors as `open_store`."""
+def check_apart(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float = TIMEOUT) -> None:
+    """Refuses an anchor in the file or the database of the ledger; both are stores, anchors, paths or addresses.
+
+    Raises:
+      ConfigurationError: they are one file or one database.
+      LedgerUnavailableError: one of two databases cannot be reached.
+    """
+
+    def is_path(place: Callable[[], Any]) -> bool:
+        return isinstance(place(), (str, os.PathLike)) and not is_address(as_place(place()))
 
     def is_postgres(given: Any) -> bool:  # asked without the driver, which need not be installed
         return is_address(given) or any(kind.__module__ == _HOME["PostgresStore"] for kind in type(given).__mro__)
 
+    if is_path(place) and is_path(second) and check_path("path", place()) == check_path("anchor", second()):
+        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
     if not (is_postgres(place()) and is_postgres(second())):
-        return False
+        return
     _postgres()
     from langchain_dpicl.stores.postgres import lead_to_one_database
 
-    return lead_to_one_database(place, second, timeout=timeout)
+    if lead_to_one_database(place, second, timeout=timeout):
+        advice = "A copy of the database that is restored would bring it back too."
+        raise fail("anchor", "a file, or a database on another server", "the ledger's own database", advice)
 
 
 def memo_at(given: Any) -> ReleaseMemo:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
 from tests.faults.places import Places
@@ -26,7 +27,7 @@ def hasty(store: PostgresStore, timeout: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PostgresPlace:
-    """A schema with one ledger. Its anchor is in a schema beside it."""
+    """A schema with one ledger. Its anchor is in a database beside it."""
 
     server: PostgresServer
     schema: str
@@ -48,7 +49,13 @@ class PostgresPlace:
         return connection.close
 
     def anchor(self) -> PostgresAnchor:
-        return PostgresAnchor.new(self.server.conninfo(), schema=f"{self.schema}_anchor")
+        database = f"{self.schema}_anchor"
+        with (
+            psycopg.connect(self.server.conninfo(), autocommit=True) as connection,
+            contextlib.suppress(psycopg.errors.DuplicateDatabase),
+        ):
+            connection.execute(f"CREATE DATABASE {database}")
+        return PostgresAnchor.new(make_conninfo(self.server.conninfo(), dbname=database))
 
 
 @contextlib.contextmanager

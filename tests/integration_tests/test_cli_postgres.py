@@ -113,6 +113,8 @@ def test_an_anchor_in_the_database_of_the_ledger_is_refused_however_it_is_addres
             for where in (store, address):
                 with pytest.raises(ConfigurationError, match="the ledger's own database"):
                     PrivacyBudgetCallbackHandler.open(where, anchor=made, adopt_anchor=True)
+            with pytest.raises(ConfigurationError, match="the ledger's own database"):
+                Budget.open(store, anchor=made, adopt_anchor=True)
     elsewhere = f"postgresql://owner@/{postgres.new_database()}?host={postgres.folder}&port=5432"
     assert main(["ledger", "anchor", address, "--anchor", elsewhere]) == 0
     PrivacyBudgetCallbackHandler.open(address, anchor=elsewhere).close()
