@@ -58,13 +58,12 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
     TextDecoder.of(noise, decoding)  # refuses a temperature that would have no effect
     if decoding.candidates == "all":
         raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
-    public_size = sum(settings.data.sizes().values())
-    size = max(1, public_size // chosen.num_topics)
+    size = topic_size(settings.data.sizes(), chosen.num_topics)
     if settings.get("documents_per_topic") is None:
         raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
     plan = plan_documents(
         chosen.vocabulary,
-        public_size=public_size,
+        public_size=sum(settings.data.sizes().values()),
         epsilon=settings.share_epsilon,
         delta=settings.share_delta,
         adjacency=settings.adjacency,
@@ -84,14 +83,19 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
         candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
         **settings.only("documents_per_topic", "max_tokens"),
     )
-    warn_of_few(plan, public_size)
+    warn_of_few(plan, sum(settings.data.sizes().values()))
     return plan
+
+
+def topic_size(sizes: Mapping[str | None, int], num_topics: int) -> int:
+    """Returns the number of units of a topic, if all that are declared spread evenly."""
+    return max(1, sum(sizes.values()) // num_topics)
 
 
 def documents_output(settings: Settings, sizes: Any, compares: bool) -> dict[str, Any]:  # noqa: ARG001
     """Returns the plan and what each part costs by itself, as `dpicl plan` prints it."""
     plan = documents_plan(settings)
-    size = max(1, sum(sizes.values()) // plan.num_topics)
+    size = topic_size(sizes, plan.num_topics)
     return {"plan": plan.to_dict(), "parts": parts_of(plan), "topic_size": size, **plan.expected()}
 
 
@@ -119,17 +123,17 @@ def documents_text(out: dict[str, Any]) -> str:
     from langchain_dpicl.documents import DocumentsPlan
 
     plan = DocumentsPlan.rebuild(out["plan"])
-    return "\n".join(plan_lines(plan, parts=out["parts"]))
+    return "\n".join(plan_lines(plan, parts=out["parts"], size=out["topic_size"]))
 
 
-def plan_lines(plan: DocumentsPlan, *, parts: dict[str, float]) -> list[str]:
-    """Returns what a plan does, brings and costs, part by part."""
+def plan_lines(plan: DocumentsPlan, *, parts: dict[str, float], size: int) -> list[str]:
+    """Returns what a plan does, brings and costs, part by part; `size` as `topic_size` has it."""
     cost = plan.cost()
     each = ", ".join(f"{name} {format_rounded_up(epsilon, 3)}" for name, epsilon in parts.items())
     lines = [
         f"epsilon  {price_text(plan.to_dict())}: all parts; alone: {each}",
         *_topic_lines(plan),
-        *_word_lines(plan),
+        *_word_lines(plan, size),
         *_text_lines(plan),
         f"cost     up to {cost.private_calls:,} private calls, {cost.public_calls:,} public ones",
     ]
@@ -154,17 +158,20 @@ def _topic_lines(plan: DocumentsPlan) -> list[str]:
     ]
 
 
-def _word_lines(plan: DocumentsPlan) -> list[str]:
+def _word_lines(plan: DocumentsPlan, size: int) -> list[str]:
     words, needed = plan.words, plan.words_from(0.95)
     if words is None or needed is None:
         return ["words    none leave; topics.words=8 releases those that many units of a topic write"]
     pairs = ", and pairs of those that are neighbours" if plan.pairs else ""
     noise = f"noise {words.scale:.2f}, threshold {words.mechanism.threshold:.1f}"
     alone = f"which words of one unit reach with a chance of {words.failure:.1g}"
-    return [
+    lines = [
         f"words    {words.rule.max_words} of each unit, by topic{pairs}; {noise}, {alone}",
         f"         a word of {needed} units of a topic with a chance of 95 %",
     ]
+    if needed > size:
+        lines.append(f"         but a topic has {size} units if they spread evenly over {plan.num_topics}")
+    return lines
 
 
 def _text_lines(plan: DocumentsPlan) -> list[str]:

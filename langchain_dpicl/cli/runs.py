@@ -24,7 +24,7 @@ from langchain_dpicl.cli.inputs import (
     settings_of,
 )
 from langchain_dpicl.cli.parser import BUDGET_REFUSED, DONE
-from langchain_dpicl.cli.plan import documents_plan, parts_of, plan_lines
+from langchain_dpicl.cli.plan import documents_plan, parts_of, plan_lines, topic_size
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     RELEASED,
@@ -456,7 +456,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
             check_model(settings.model)
         own = on_ledger(settings)
         plan = documents_plan(own, topics=_topics(arguments, own), deny=_denied(arguments, own))
-        say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _text_of(plan))
+        say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _text_of(plan, own))
         return DONE
     check_target(arguments, settings)
     topics = _topics(arguments, settings)
@@ -472,7 +472,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
         deny=_denied(arguments, settings),
     )
     if not call.is_quiet:
-        say(_text_of(made.plan))
+        say(_text_of(made.plan, settings))
     shown = "{0.metadata[topic]}: {0.page_content}".format
     code = release(made, call, shown=shown, budget=budget)
     if not call.is_quiet:
@@ -503,8 +503,9 @@ def _denied(arguments: argparse.Namespace, settings: Settings) -> tuple[str, ...
     return (*settings.get("deny", ()), *named)
 
 
-def _text_of(plan: DocumentsPlan) -> str:
-    return "\n".join(plan_lines(plan, parts=parts_of(plan)))
+def _text_of(plan: DocumentsPlan, settings: Settings) -> str:
+    size = topic_size(settings.data.sizes(), plan.num_topics)
+    return "\n".join(plan_lines(plan, parts=parts_of(plan), size=size))
 
 
 def _topics_text(made: DocumentSynthesizer) -> list[str]:

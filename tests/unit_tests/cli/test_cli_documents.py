@@ -69,6 +69,9 @@ def test_a_dry_run_reads_and_spends_nothing(tmp_path: Path, words: Path, capsys:
     assert documents(tmp_path / "nowhere.jsonl", "--vocabulary-size", "300") == 0
     assert "300 public keywords" in capsys.readouterr().out
     assert documents(tmp_path / "nowhere.jsonl", "--public-texts", str(words), "--set", "rows.sampling=disjoint") == 0
+    few = ("--documents-per-topic", "0", "--set", "topics.num_topics=100")
+    assert main(["documents", str(tmp_path / "nowhere.jsonl"), *TERMS, *few, "--dry-run"]) == 0
+    assert "but a topic has 6 units if they spread evenly over 100" in capsys.readouterr().out
 
 
 def test_nothing_found_is_said(notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +161,13 @@ def test_a_plan_shows_what_each_part_brings_and_costs(capsys: pytest.CaptureFixt
         "texts    2 of each topic",
     ):
         assert part in said
+    assert "spread evenly" not in said
     for size, warns in (("4000", False), ("40", True)):
         few = [size if each == "4000" else each for each in plan]
         assert main([*few, "--documents-per-topic", "0", "--set", "topics.num_topics=100"]) == 0
-        assert ("note: A topic is found" in capsys.readouterr().err) == warns
+        shown = capsys.readouterr()
+        assert ("note: A topic is found" in shown.err) == warns
+        assert "units if they spread evenly over 100" in shown.out
     assert main([*plan, "--documents-per-topic", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"]["generation"] is None
     assert main(plan) == 2
