@@ -521,14 +521,14 @@ def made_up(place: int) -> str:
     return "zq" + "".join(digits)
 
 
-def word_finder_of(texts: tuple[str, ...], **options: Any) -> WordDiscovery:
+def word_finder_of(texts: tuple[str, ...], *, delta: float = _DELTA, **options: Any) -> WordDiscovery:
     """Builds a discovery of words over units of one text each, on a budget of its own."""
     arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, "max_values": 1, **options}
     return WordDiscovery.from_private_examples(
         PrivateExamples(texts, public_size=1),
         budget=Budget(epsilon=_EPSILON, delta=_DELTA, adjacency=arguments.pop("adjacency")),
         epsilon=_EPSILON / 2,
-        noise=Noise(multiplier=arguments.pop("noise_multiplier"), delta=_DELTA),
+        noise=Noise(multiplier=arguments.pop("noise_multiplier"), delta=delta),
         **arguments,
     )
 
@@ -538,8 +538,9 @@ class WordGame(OnceGame):
     """A game against `WordDiscovery.run` for a word that others hold too, where the Gaussian noise is all there is."""
 
     def build(self, units: tuple[str, ...]) -> WordDiscovery:
-        """Builds the discovery."""
-        return word_finder_of(units, **self.options)
+        """Builds the discovery, whose threshold is the same at any noise: the words have to be as near to it."""
+        passed = stats.norm.sf(stats.norm.isf(_DELTA / 2) * NOISE / self.options["noise_multiplier"])
+        return word_finder_of(units, delta=min(_DELTA, 2 * float(passed)), **self.options)
 
     def release(self, made: WordDiscovery) -> tuple[Mapping[str, int], int]:
         """Releases the words."""

@@ -48,6 +48,11 @@ def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
     assert event == GaussianEvent(0.5)
     missed = 1.0 - (power_of(game, event) or 0.0)
     assert missed < 1e-6
+    # A control plays it at half of its noise, where the same words have to pass or not: the law moves no threshold.
+    options = {**game.options, "noise_multiplier": game.options["noise_multiplier"] / 2}
+    whole, half = (one.build(()).plan.release for one in (game, dataclasses.replace(game, options=options)))
+    assert half.scale == pytest.approx(whole.scale / 2)
+    assert half.mechanism.threshold == pytest.approx(whole.mechanism.threshold, abs=0.01)
 
 
 def test_a_component_of_words_is_audited_by_its_ledger_too() -> None:
