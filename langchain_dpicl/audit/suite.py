@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -66,6 +67,7 @@ from langchain_dpicl.audit.targets import (
 from langchain_dpicl.discovery import WordsPlan
 from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
+from langchain_dpicl.exceptions import NoisyPlanWarning
 from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
@@ -688,10 +690,14 @@ def _failed_result(check: str, error: Exception) -> AuditResult:
 
 
 def _alone(action: Callable[[], T]) -> T:
-    """Runs an action outside the caller's context, which may hold a budget and handlers that count runs."""
+    """Runs an action outside the caller's context, which may hold a budget and handlers that count runs.
+
+    Nobody is warned of what it makes up: few records, and noise that the audit chose.
+    """
 
     def untraced() -> T:
-        with tracing_context(enabled=False):
+        with tracing_context(enabled=False), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoisyPlanWarning)
             return action()
 
     return contextvars.Context().run(untraced)
