@@ -900,6 +900,11 @@ _TABLES: Mapping[str, str] = {
 _PAIRS = r"\w+=[^(),=]+(?:, \w+=[^(),=]+)*"
 _OPTION = re.compile(rf"\b([Gg]ive|[Tt]ake|or) (?:\w+=)?({'|'.join(_TABLES)})\(({_PAIRS})\)(?!:)")
 _PARAMETER = re.compile(rf"\b([Gg]ive) ({'|'.join(FLAGS)})=(?:\.\.\.)?(?!\w)")
+_OF_RECORDS = {
+    "Give labels_as_text=True": "Give data.labels_as_text=true (--set, or the settings file)",
+    "Write str(...) around it": "Write it as text",
+}
+"""Advice on records, for Python and for the command line."""
 
 
 def as_typed(message: str) -> str:
@@ -916,6 +921,8 @@ def as_typed(message: str) -> str:
         return f"{option[1]} {' '.join(f'{_TABLES[option[2]]}.{pair}' for pair in pairs)} (--set, or the settings file)"
 
     def typed(text: str) -> str:
+        for python, shown in _OF_RECORDS.items():
+            text = text.replace(python, shown)
         return _PARAMETER.sub(lambda each: f"{each[1]} --{each[2].replace('_', '-')}", _OPTION.sub(keys, text))
 
     before, found, rest = message.partition("found ")

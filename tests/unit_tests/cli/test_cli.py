@@ -1441,6 +1441,11 @@ def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: 
             "words: expected none, found True. Give Topics(words=8).",
             "words: expected none, found True. Give topics.words=8 (--set, or the settings file).",
         ),
+        (
+            "a record has an integer. Give labels_as_text=True, which reads them.",
+            "a record has an integer. Give data.labels_as_text=true (--set, or the settings file), which reads them.",
+        ),
+        ("a record has an integer. Write str(...) around it.", "a record has an integer. Write it as text."),
         # What is no advice, has no table, or was found or typed, stays.
         ("Give FewShotTask(labels=('yes', 'no'))", "Give FewShotTask(labels=('yes', 'no'))"),
         ("Give Similar(x=1)", "Give Similar(x=1)"),
