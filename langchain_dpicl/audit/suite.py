@@ -67,7 +67,7 @@ from langchain_dpicl.audit.targets import (
 from langchain_dpicl.discovery import WordsPlan
 from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
-from langchain_dpicl.exceptions import NoisyPlanWarning
+from langchain_dpicl.exceptions import NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
@@ -692,12 +692,13 @@ def _failed_result(check: str, error: Exception) -> AuditResult:
 def _alone(action: Callable[[], T]) -> T:
     """Runs an action outside the caller's context, which may hold a budget and handlers that count runs.
 
-    Nobody is warned of what it makes up: few records, and noise that the audit chose.
+    Nobody is warned of what it makes up: few records, and rows and noise that the audit chose.
     """
 
     def untraced() -> T:
         with tracing_context(enabled=False), warnings.catch_warnings():
-            warnings.simplefilter("ignore", NoisyPlanWarning)
+            for kind in (NoisyPlanWarning, RestsOnGuessWarning):
+                warnings.simplefilter("ignore", kind)
             return action()
 
     return contextvars.Context().run(untraced)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from langchain_dpicl.audit import (
 from langchain_dpicl.audit import game as game_module
 from langchain_dpicl.audit.component_games import VotingGame, evolution_of, retriever_of
 from langchain_dpicl.audit.count_games import documents_of
-from langchain_dpicl.audit.game import ALARM, HALF, claimed_loss, index_law, power_of, refutation_power
+from langchain_dpicl.audit.game import ALARM, HALF, AuditCheck, claimed_loss, index_law, power_of, refutation_power
 from langchain_dpicl.audit.targets import (
     MARK,
     ReadGradients,
@@ -221,6 +223,18 @@ PLANS_OF_COUNTS = {
     "choice": plan_choice(500, candidates=2, epsilon=1.0, delta=1e-6),
     "retrieval": retriever_of(()).plan,
 }
+
+
+@pytest.mark.parametrize("name", [*PLANS, *PLANS_OF_COUNTS])
+def test_what_an_audit_makes_up_warns_nobody(name: str) -> None:
+    """Its records are few; where a project's tests take warnings for errors, the audit would fail."""
+    subject = Subject.of({**PLANS, **PLANS_OF_COUNTS}[name])
+    small = (dataclasses.replace(game, runs=4) for game in games_of(subject))
+    checks = (AuditCheck(game.name, functools.partial(play, game, looks=1)) for game in small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        verdicts = {result.verdict for result in suite._play_checks(checks)}
+    assert verdicts <= {"sound", "undecided", "skipped"}
 
 
 @pytest.mark.parametrize("name", [*PLANS, *PLANS_OF_COUNTS])
