@@ -559,7 +559,7 @@ class WordGame(OnceGame):
 
 def word_games(*, adjacency: str) -> Iterator[WordGame]:
     """Yields the worst case of a word that others hold: a unit of one word is added, or replaced by another."""
-    options = {"adjacency": adjacency, "noise_multiplier": NOISE}
+    options: dict[str, Any] = {"adjacency": adjacency, "noise_multiplier": NOISE}
     is_replaced = adjacency == "replace_one"
     crowd = (MINE, OTHER) * 2 if is_replaced else (MINE,)
     release = word_finder_of((), **options).plan.release
