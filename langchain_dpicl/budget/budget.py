@@ -364,7 +364,7 @@ class Budget(LedgerBudget):
       about: public texts for those who approve the ledger, by name: `purpose`, `owner`, `approver`, `retention`, and
         `countries`, a mapping from the hosts that receive private text to their countries. Reports show them. Nothing
         checks them, and they never change.
-      anchor: a second store of the ledger's last line, in another database, which detects an older copy of the ledger.
+      anchor: a second store of the ledger's last line, not in its database, which detects an older copy of the ledger.
       adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once, to add one.
       most_held: on a durable ledger, most tickets of one kind that this process charges before they are asked for, so
         that not every query waits for the disk. They are lost if it is killed. 1: none.

@@ -58,12 +58,13 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
     TextDecoder.of(noise, decoding)  # refuses a temperature that would have no effect
     if decoding.candidates == "all":
         raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
-    size = topic_size(settings.data.sizes(), chosen.num_topics)
+    sizes = settings.data.sizes()
+    public_size, size = sum(sizes.values()), topic_size(sizes, chosen.num_topics)
     if settings.get("documents_per_topic") is None:
         raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
     plan = plan_documents(
         chosen.vocabulary,
-        public_size=sum(settings.data.sizes().values()),
+        public_size=public_size,
         epsilon=settings.share_epsilon,
         delta=settings.share_delta,
         adjacency=settings.adjacency,
@@ -83,7 +84,7 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
         candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
         **settings.only("documents_per_topic", "max_tokens"),
     )
-    warn_of_few(plan, sum(settings.data.sizes().values()))
+    warn_of_few(plan, public_size)
     return plan
 
 
