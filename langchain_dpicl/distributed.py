@@ -69,8 +69,7 @@ class JobResult:
 
     Attributes:
       kind: "done"; "lost": no ticket is left that could pay for it; "busy": another worker has its turn; "fault".
-      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts; of an order
-        that was begun, the version of this package there.
+      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts.
       tickets: tickets that were charged for it.
       error: class of a fault.
       message: of a fault of ours, whose messages are public; of others there is none.
@@ -340,8 +339,6 @@ class _JobQueue(Generic[JobKey]):
 
     def _began(self, flight: _RunningJob, answer: JobResult) -> None:
         if answer.kind == "done":
-            answer = _of_own_version(answer)
-        if answer.kind == "done":
             flight.hand.begun.add(flight.work)
             self.deaths.pop(("begin",), None)  # only deaths in a row stop a run
             return
@@ -584,16 +581,6 @@ def _own_version() -> str:
     return own_version()
 
 
-def _of_own_version(begun: JobResult) -> JobResult:
-    """Returns a worker's answer to an order, or a fault where this package has another version there."""
-    own, found = _own_version(), begun.result
-    if found == own or "unknown" in {own, found}:  # that is a source tree
-        return begun
-    msg = f"worker: expected langchain-dpicl {own}, as the driver has, found {found or 'an older one'}."
-    advice = "Install the same version for all: another may add other noise."
-    return JobResult.of_fault(ConfigurationError(f"{msg} {advice}"))
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerFactory:
     """Which function makes a worker's place; public, as it is sent to workers.
@@ -601,19 +588,25 @@ class WorkerFactory:
     Attributes:
       name: "module:function"; the module can be imported by every worker.
       options: its keyword arguments, public JSON values: paths and names, never records or keys.
+      version: of this package, where the jobs are handed out.
     """
 
     name: str
     options: Mapping[str, Any]
+    version: str = field(default_factory=_own_version)
 
     def place(self) -> Workplace:
         """Calls the function.
 
         Raises:
-          ConfigurationError: the function cannot be found, raises, or returns something else; of what it raises only
-            the class is shown, as its words may hold private text.
+          ConfigurationError: this package has another version here; or the function cannot be found, raises, or returns
+            something else; of what it raises only the class is shown, as its words may hold private text.
           DPICLError: it raised an error of ours, whose words are public.
         """
+        own, driver = _own_version(), getattr(self, "version", "an older one")  # which sends none
+        if own != driver and "unknown" not in {own, driver}:  # that is a source tree
+            msg = f"worker: expected the driver's langchain-dpicl, {driver}, found {own}."
+            raise ConfigurationError(f"{msg} Install the same version for all: another may add other noise.")
         module, _, attribute = self.name.partition(":")
         result: Any = None
         try:
@@ -664,7 +657,7 @@ class Worker:
             self._orders[key] = work
         elif self._orders[key] != work:
             raise fail("work", "the order that was begun under this key", "another", "Orders differ by their keys.")
-        return JobResult("done", _own_version())
+        return JobResult("done")
 
     def __repr__(self) -> str:
         return f"Worker({self._setup.name})"

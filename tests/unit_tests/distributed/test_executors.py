@@ -565,29 +565,17 @@ class TestWhatAWorkerHas:
             house.synthesizer(Crew(WorkerFactory(f"tests.ray_places:{function}", {}))).run(progress=False)
         assert RECORD not in str(refusal.value)
 
-    @pytest.mark.parametrize("found", ["0.0.1", None])  # older workers say nothing of it
-    def test_has_to_be_the_package_of_the_driver(
-        self, house: House, monkeypatch: pytest.MonkeyPatch, found: str | None
-    ) -> None:
+    def test_has_to_be_the_package_of_the_driver(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        setup = house.setup()
+        other, older = replace(setup, name="tests.ray_places:broken", version="0.0.1"), object.__new__(WorkerFactory)
+        older.__setstate__(["tests.ray_places:broken", {}])  # it sends no version; its function is not called either
         monkeypatch.setattr("langchain_dpicl.distributed._own_version", lambda: "0.0.2")
-        there, begin = [found], Worker.begin
-
-        def begun(worker: Worker, work: Any) -> JobResult:
-            return replace(begin(worker, work), result=there[0])
-
-        monkeypatch.setattr(Worker, "begin", begun)
-        said = rf"langchain-dpicl 0\.0\.2, as the driver has, found {found or 'an older one'}"
-        crew = house.crew()
-        with pytest.raises(ConfigurationError, match=said):
-            house.labeler(crew, ["one"]).run(progress=False)
-        assert (lines(house, RESERVE), crew.jobs, crew.dismissed) == (0, [], crew.hired)
-        there[0] = "unknown"  # not installed there
-        house.labeler(crew, ["one"]).run(progress=False)
-
-    def test_says_which_package_it_has(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("langchain_dpicl.distributed._own_version", lambda: "0.0.3")
-        worker = Worker(WorkerFactory("tests.ray_places:writer", {}), is_one_host=True)
-        assert worker.begin(PublicTextJob("FakeBackend", 3, ())) == JobResult("done", "0.0.3")
+        for sent, said in ((other, "0.0.1"), (older, "an older one")):
+            crew = Crew(sent)
+            with pytest.raises(ConfigurationError, match=rf"the driver's langchain-dpicl, {said}, found 0\.0\.2"):
+                house.labeler(crew, ["one"]).run(progress=False)
+            assert (lines(house, RESERVE), crew.jobs, crew.dismissed) == (0, [], crew.hired)
+        house.labeler(Crew(replace(setup, version="unknown")), ["one"]).run(progress=False)  # not installed there
 
     def test_is_told_in_our_words_where_they_are_ours(self, house: House) -> None:
         with pytest.raises(LedgerError, match="missing"):
