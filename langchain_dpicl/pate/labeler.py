@@ -703,18 +703,23 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def _hand_out(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
         """Has a worker label one input; the memo then holds the label for every run."""
-        self._holder = _caller()  # of the turn: async code waits for this in a thread
-        events = self._events(None)
-        with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
-            for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):
-                pass
+        waits, self._holder = self._holder, _caller()  # of the turn: async code waits for this in a thread
+        try:
+            events = self._events(None)
+            with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
+                for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):
+                    pass
+        finally:
+            self._holder = waits  # others use this thread from now on
 
     def _serialised(
         self, label: Callable[[], EffectGenerator[None]], me: tuple[int, int, int | None]
     ) -> EffectGenerator[None]:
         """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""
-        gate = self._gates.here
-        if self._holder == me or not (yield AcquireGate(gate)):  # waiting would deadlock
+        gate, holder = self._gates.here, self._holder
+        # All that a thread is asked within blocking code, which has no task, is asked inside it.
+        is_inside = holder is not None and holder[:2] == me[:2] and holder[2] in {None, me[2]}
+        if is_inside or not (yield AcquireGate(gate)):  # waiting would deadlock
             msg = "label: expected no call inside another one, nor a blocking call below a running event loop."
             raise ConfigurationError(f"{msg} Use alabel.")
         self._holder = me

@@ -706,21 +706,24 @@ class TestLabels:
         with pytest.raises(PrivacyBudgetExceededError, match="remaining 0"):
             later.label("three")
 
+    @pytest.mark.parametrize("inner", ["label", "alabel"])
     @pytest.mark.parametrize("way", ["label", "alabel"])
-    def test_asked_for_inside_another_call_are_refused(self, house: House, way: str) -> None:
+    def test_asked_for_inside_another_call_are_refused(self, house: House, way: str, inner: str) -> None:
         crew, refused = house.crew(), list[str]()
         made, do = house.labeler(crew, ["one", "two"]), crew._do
 
+        def asks(way: str, text: str) -> None:
+            made.label(text) if way == "label" else asyncio.run(made.alabel(text))
+
         def within(handle: Any, key: str, job: Any) -> int:  # as an executor or a handler of yours might
             try:
-                made.label("two")
+                asks(inner, "two")
             except ConfigurationError as refusal:
                 refused.append(str(refusal))
             return do(handle, key, job)
 
         crew._do = within
-        ask = (lambda: made.label("one")) if way == "label" else lambda: asyncio.run(made.alabel("one"))
-        asking = threading.Thread(target=ask, daemon=True)
+        asking = threading.Thread(target=asks, args=(way, "one"), daemon=True)
         asking.start()
         asking.join(20.0)
         if asking.is_alive():
