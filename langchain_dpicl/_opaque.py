@@ -1,6 +1,7 @@
 """Bases of objects that are shared instead of copied, and what keeps private content out of errors and frames.
 
-Also makes a wrong call of a constructor an error without the values that were passed.
+Also tells a process from those that it was forked from, and makes a wrong call of a constructor an error without the
+values that were passed.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, SupportsIndex, TypeVar
 
 from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
@@ -35,6 +37,42 @@ class Uncopyable:
         # A TypeError, as Python's own of what cannot be pickled: at any other Ray ends the worker, and runs the task
         # again with other tickets.
         raise PrivateAccessError(f"{type(self).__name__} cannot be pickled: {self._pickle_advice}.")
+
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603  of the process
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def this_process() -> tuple[int, int]:
+    """Returns what tells this process from those that it was forked from: its number may have been one of theirs."""
+    return os.getpid(), _forks
+
+
+class PerProcess(Generic[T]):
+    """What each process has of its own: a gate or lock that a thread held at a fork would stay shut in the child.
+
+    A caller that enters and leaves it takes `here` once, as a fork may come in between.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made = {this_process(): make()}
+
+    @property
+    def here(self) -> T:
+        """The one of this process."""
+        process = this_process()
+        if process not in self._made:
+            self._made.setdefault(process, self._make())
+        return self._made[process]
 
 
 class Opaque(Uncopyable):

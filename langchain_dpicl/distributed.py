@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from langchain_dpicl import exceptions
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import PerProcess, Uncopyable
 from langchain_dpicl.backends.sync_async import run_in_thread, run_to_completion
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import resolve_budget
@@ -707,7 +707,7 @@ _KNOWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 
 _STARTED: dict[str, set[RayExecutor]] = {}
 """The cluster that this process started and is connected to, by its node, with the executors that use it."""
-_CONNECTING = threading.RLock()
+_CONNECTING = PerProcess(threading.RLock)
 
 
 class RayExecutor(Executor):
@@ -795,7 +795,7 @@ class RayExecutor(Executor):
     @property
     def is_one_host(self) -> bool:
         """Whether all workers are on this machine for sure: in a cluster that is started here."""
-        with _CONNECTING:  # another thread may be about to start it
+        with _CONNECTING.here:  # another thread may be about to start it
             if self._ray.is_initialized():
                 return self._node() in _STARTED
             return self._target() is None
@@ -812,7 +812,7 @@ class RayExecutor(Executor):
         See `Executor.close`.
         """
         super().close()
-        with _CONNECTING:
+        with _CONNECTING.here:
             atexit.unregister(self.close)
             for node, users in list(_STARTED.items()):
                 users.discard(self)
@@ -836,7 +836,7 @@ class RayExecutor(Executor):
             raise fail("address", "'auto' or 'host:port' of a cluster that this machine is part of", "ray://", advice)
 
     def _connect(self) -> None:
-        with _CONNECTING:
+        with _CONNECTING.here:
             if not self._ray.is_initialized():
                 self._start()
             users = _STARTED.get(self._node() or "")

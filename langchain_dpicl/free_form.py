@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._opaque import this_process
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend, cut_at_stop
 from langchain_dpicl.backends.base import Rows as EngineRows
@@ -222,7 +222,7 @@ class PrivateDoor:
         self._engine, self._name = engine, name
         self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stops_of(stop)}
         self.tells_failures = hasattr(engine, "complete_public")  # from blank answers
-        self._opened: set[int] = set()  # processes in which it was
+        self._opened: set[tuple[int, int]] = set()  # processes in which it was
 
     def check(self, prompt: str, *, answers: Sequence[str] = (), is_same: bool = False) -> EffectGenerator[None]:
         """Raises where private calls would be heard, fail or bring nothing (an effect generator).
@@ -234,7 +234,7 @@ class PrivateDoor:
           is_same: whether the engine itself gave them, with the same limits.
         """
         check_silent(self._engine)
-        if answers and os.getpid() in self._opened:
+        if answers and this_process() in self._opened:
             return
         text: str = yield self._ask(prompt)
         if answers and is_same and not text.strip():
@@ -242,7 +242,7 @@ class PrivateDoor:
                 f"{self._name} answers a public prompt, but brings no text for it where it is asked as for private "
                 "ones. Check its `complete`"
             )
-        self._opened.add(os.getpid())
+        self._opened.add(this_process())
 
     def _ask(self, prompt: str) -> Effect:
         engine, options = cast("Any", self._engine), self._options

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import PerProcess, Uncopyable
 from langchain_dpicl.backends.resolve import as_embeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
-from langchain_dpicl.backends.sync_async import EffectGenerator, PerProcess, awaitable, check_silent, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator, awaitable, check_silent, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError

@@ -12,14 +12,13 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, PerProcess
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.label_rows import Prompts
 from langchain_dpicl.backends.sync_async import (
     AskBeside,
     Effect,
     EffectGenerator,
-    PerProcess,
     PublicAnswer,
     awaitable,
     concurrency_limit,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
@@ -17,7 +16,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from langchain_dpicl._opaque import OpaqueRows
+from langchain_dpicl._opaque import OpaqueRows, this_process
 from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
@@ -107,38 +106,6 @@ class FairSemaphore:
 T = TypeVar("T")
 
 
-_forks = 0
-"""Forks between this process and the one that was started: its number alone may have been an ancestor's."""
-
-
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603  of the process
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
-
-class PerProcess(Generic[T]):
-    """What each process has of its own: a gate or lock that a thread held at a fork would stay shut in the child.
-
-    A caller that enters and leaves it takes `here` once, as a fork may come in between.
-    """
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._made = {(os.getpid(), _forks): make()}
-
-    @property
-    def here(self) -> T:
-        """The one of this process."""
-        process = os.getpid(), _forks
-        if process not in self._made:
-            self._made.setdefault(process, self._make())
-        return self._made[process]
-
-
 @dataclass(frozen=True, slots=True)
 class CallLimit:
     """How many calls a block may have in flight, and the gate that all of them go through."""
@@ -199,7 +166,7 @@ THREADS = 32
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_POOLS: dict[tuple[int, str], ThreadPoolExecutor] = {}
+_POOLS: dict[tuple[tuple[int, int], str], ThreadPoolExecutor] = {}
 _ASIDE, _BUILDING, _ENGINE = "dpicl-aside", "dpicl-building", "dpicl-engine"
 """Threads of short work, of constructors, which may themselves wait for work of the others, and of local engines."""
 logger = logging.getLogger(__name__)
@@ -397,7 +364,7 @@ def _begin(action: Callable[[], T], *, needs_thread: bool, pool: str = _ASIDE) -
         else:
             _pool(pool).submit(_do, work)
     except RuntimeError:  # no room, or the interpreter is going down
-        _POOLS.pop((os.getpid(), pool), None)  # it counts a thread that never began as idle; a new pool counts right
+        _POOLS.pop((this_process(), pool), None)  # it counts a thread that never began as idle; a new pool counts right
         left = _taken(work)
     if left is not None:
         if needs_thread:
@@ -445,7 +412,7 @@ async def wait_for_thread(future: Future[T]) -> None:
 
 def _pool(name: str) -> ThreadPoolExecutor:
     """Returns this process's threads of that name: they do not survive a fork."""
-    key = os.getpid(), name
+    key = this_process(), name
     size = None if name == _ENGINE else THREADS  # the executor's own number: engines compute
     return _POOLS.get(key) or _POOLS.setdefault(key, ThreadPoolExecutor(size, thread_name_prefix=name))
 

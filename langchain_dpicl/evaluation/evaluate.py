@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from langchain_core.runnables import RunnableConfig
 
+from langchain_dpicl._opaque import PerProcess, this_process
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
@@ -19,7 +20,6 @@ from langchain_dpicl.backends.sync_async import (
     Call,
     EffectGenerator,
     FairSemaphore,
-    PerProcess,
     run_async,
     run_in_thread,
     run_sync,
@@ -226,7 +226,7 @@ class Kept:
 
     run: OneRelease[Any, Any] | None = None
     share: Share | None = None
-    home: int = 0
+    home: tuple[int, int] | None = None
     gates: PerProcess[FairSemaphore] = field(default_factory=lambda: PerProcess(lambda: FairSemaphore(1)))
 
     @property
@@ -239,14 +239,14 @@ class Kept:
         if self.share is None:
             return None
         run = build(self.share)
-        if self.home == os.getpid() and not self.share.is_given_up and not run.is_lost:
+        if self.home == this_process() and not self.share.is_given_up and not run.is_lost:
             return run
         self.share = None
         return None
 
     def keep_share(self, share: Share) -> Share:
         """Keeps a share that was declared, and returns it."""
-        self.share, self.home = share, os.getpid()
+        self.share, self.home = share, this_process()
         return share
 
     def keep(self, run: OneRelease[Any, Any]) -> None:

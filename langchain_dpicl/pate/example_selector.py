@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._construction import tells_how_to_build
-from langchain_dpicl._opaque import SaysHowToBuild
+from langchain_dpicl._opaque import PerProcess, SaysHowToBuild
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
@@ -37,7 +37,6 @@ from langchain_dpicl.backends.sync_async import (
     Blocking,
     Call,
     EffectGenerator,
-    PerProcess,
     run_async,
     run_in_thread,
     run_sync,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._opaque import PerProcess, this_process
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
     Blocking,
     EffectGenerator,
     FairSemaphore,
-    PerProcess,
     ThreadedContext,
     awaitable,
     run_async,
@@ -439,7 +438,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         self._known = items
         self._growing = PerProcess(threading.Lock)
         self._gates = PerProcess(lambda: FairSemaphore(1))
-        self._holder: tuple[int, int, int | None] | None = None
+        self._holder: _Caller | None = None
         self._resume()
         # A checkpoint from elsewhere must not bring labels that this share has not paid for.
         check_paid(sum(item.done for item in self._items), used=self._teachers.used, what="labels")
@@ -712,9 +711,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         finally:
             self._holder = waits  # others use this thread from now on
 
-    def _serialised(
-        self, label: Callable[[], EffectGenerator[None]], me: tuple[int, int, int | None]
-    ) -> EffectGenerator[None]:
+    def _serialised(self, label: Callable[[], EffectGenerator[None]], me: _Caller) -> EffectGenerator[None]:
         """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""
         gate, holder = self._gates.here, self._holder
         # All that a thread is asked within blocking code, which has no task, is asked inside it.
@@ -838,13 +835,16 @@ class _MemoRun(PromptPATELabeler):
             raise TurnLostError("memo: expected no label for this input, found one that another run released.")
 
 
-def _caller() -> tuple[int, int, int | None]:
+_Caller: TypeAlias = tuple[tuple[int, int], int, int | None]
+
+
+def _caller() -> _Caller:
     """Returns the calling process, thread and asyncio task, which detects a call inside another one."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs here
         task = None
-    return os.getpid(), threading.get_ident(), None if task is None else id(task)
+    return this_process(), threading.get_ident(), None if task is None else id(task)
 
 
 def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:

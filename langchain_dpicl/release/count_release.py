@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from langchain_dpicl._opaque import OpaqueRows, run_guarded
+from langchain_dpicl._opaque import OpaqueRows, run_guarded, this_process
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import LedgerError, ModelCallError
@@ -78,13 +77,13 @@ def release_outcomes(
       LedgerError: the model was asked across a fork.
       ModelCallError: the release could not be computed.
     """
-    home = os.getpid()
+    home = this_process()
     pool = opened(private, reservation, plan.event, plan.adjacency, gap=plan.implementation_delta)
     asked = run_guarded(lambda: ask(_sampled(pool, plan)))
     if asked is None:
         raise ModelCallError(NOT_COMPUTED)
     boxed: OpaqueRows = yield asked
-    if os.getpid() != home:  # a fork while the model was asked goes on in both processes; one of them releases
+    if this_process() != home:  # a fork while the model was asked goes on in both processes; one of them releases
         raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
     tables = run_guarded(lambda: plan.release(boxed.take(), rng=SYSTEM_RANDOM))
     if tables is None:

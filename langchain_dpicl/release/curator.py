@@ -7,7 +7,6 @@ The only module that opens pools. Every release comes this way: burn a ticket ->
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
+from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded, this_process
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import NEEDS_DELTA, Adjacency, fail
 from langchain_dpicl.privacy.accounting.events import Event
@@ -113,7 +112,7 @@ class SecretSample(Opaque):
         self.answers_left = length if answers is None else answers
         self._render: Renders[Any] | None = draw_sample(pool, plan)
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._home = this_process()
 
     def next_release(
         self,
@@ -168,7 +167,7 @@ class SecretSample(Opaque):
             return self._render
 
     def _check_home(self) -> None:
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
 
     def close(self) -> None:

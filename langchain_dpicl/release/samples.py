@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
+from langchain_dpicl._opaque import Opaque, OpaqueRows, PerProcess, run_guarded, this_process
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts, Texts
-from langchain_dpicl.backends.sync_async import AcquireGate, Effect, EffectGenerator, FairSemaphore, PerProcess
+from langchain_dpicl.backends.sync_async import AcquireGate, Effect, EffectGenerator, FairSemaphore
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.accounting.events import NoEvent
@@ -385,7 +384,7 @@ class FilteredSample(Opaque):
         if not self._payer.is_query_ticket(ticket):
             msg = "ticket: expected a query's of this filter's ledger and component, found another. Reserve it."
             raise PrivacyBudgetError(msg)
-        home = os.getpid()
+        home = this_process()
         ticket.burn()
         kept = yield from self._debit_participants(question.direction, ticket, settled)
         try:
@@ -426,7 +425,7 @@ class FilteredSample(Opaque):
         The first embeds every text once. Debits come in the order of the queries: how long a comparison takes, which
         depends on the texts, never decides which of two a unit's last participation goes to.
         """
-        home, gate = os.getpid(), self._gates.here
+        home, gate = this_process(), self._gates.here
         held = yield AcquireGate(gate)
         try:
             ask = run_guarded(lambda: self._texts.ask(self._units, direction))
@@ -490,8 +489,8 @@ class _ParticipantRows(Opaque):
         self._seated = OpaqueValue([])
 
 
-def _check_home(home: int) -> None:
-    if os.getpid() != home:
+def _check_home(home: tuple[int, int]) -> None:
+    if this_process() != home:
         raise LedgerError("filter: expected the process that began the query, found a fork. Ask anew there.")
 
 

@@ -6,7 +6,6 @@ The curator burns the ticket and opens the pool before.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
+from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded, this_process
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Rows, Token
 from langchain_dpicl.backends.rows.rows import (
     FullRowSource,
@@ -66,7 +65,7 @@ class ReleaseBlock(Opaque):
         self.left = length
         self.release = release
         self._rows = _source(backend, tuple(prompts), list(prefix), side)
-        self._pid = os.getpid()
+        self._home = this_process()
         self._runs = runs if runs is not None or plan.test is None else plan.test.runs(plan)
 
     @property
@@ -121,7 +120,7 @@ class ReleaseBlock(Opaque):
         return self._runs is not None and self._runs.are_over
 
     def _index(self, boxed: OpaqueRows, shown: Domain) -> int:
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
         index = run_guarded(lambda: self._released(boxed, shown))
         if index is None:

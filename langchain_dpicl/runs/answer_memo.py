@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from langchain_core.runnables import ConfigurableFieldSpec
 
+from langchain_dpicl._opaque import PerProcess
 from langchain_dpicl.backends.private_calls.call import unwrap
-from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, PerProcess, is_in_loop
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, is_in_loop
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail, is_written

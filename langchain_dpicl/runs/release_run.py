@@ -28,12 +28,11 @@ from typing import Any, BinaryIO, ClassVar, Generic, Self, TypeVar
 from langchain_core.runnables import RunnableConfig
 from tqdm.auto import tqdm
 
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import PerProcess, Uncopyable
 from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain, write_bytes
 from langchain_dpicl.backends.rows.rows import Outcome, advance_together
 from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
-    PerProcess,
     ThreadedContext,
     limit_concurrency,
     run_async,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import threading
 import time
@@ -16,6 +15,7 @@ import psycopg
 from psycopg import conninfo as conninfos
 from psycopg import errors, sql
 
+from langchain_dpicl._opaque import PerProcess, this_process
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -182,7 +182,7 @@ class PostgresConnection:
         self.timeout = check_seconds("timeout", timeout)
         self._check = check
         self.place, self._secret = _read_conninfo(secret, self.timeout)
-        self._hands: dict[int, _ProcessConnection] = {}
+        self._hands = PerProcess(_ProcessConnection)
         self.closed = False
         weakref.finalize(self, _close, self._hands)
 
@@ -193,7 +193,7 @@ class PostgresConnection:
         Raises:
           LedgerError: closed, or this thread has its turn already.
         """
-        hand = self._hands.setdefault(os.getpid(), _ProcessConnection())
+        hand = self._hands.here
         with hand.lock:
             if self.closed:
                 raise LedgerError(f"{self.place}: expected an open store, found one that was closed. Open it again.")
@@ -272,7 +272,7 @@ class PostgresConnection:
     def ask_unchecked(self, wanted: str, query: bytes) -> list[tuple[Any, ...]]:
         """Asks on the connection that there is, or on one that is closed at once: a pooler may have a single one."""
         with self.turn() as turn:
-            if self._hands[os.getpid()].connection is not None:
+            if self._hands.here.connection is not None:
                 return turn.begin([(query, ())])[0]
             with contextlib.closing(self.connect(checked=False)) as connection:
                 return self.attempt(wanted, lambda: connection.execute(query).fetchall())
@@ -280,10 +280,9 @@ class PostgresConnection:
     def close(self) -> None:
         """Closes this process's connection when its turn comes; nothing can be asked afterwards. Again: nothing."""
         self.closed = True
-        hand = self._hands.get(os.getpid())
-        if hand is not None:
-            with hand.lock:  # the thread whose turn it is keeps its connection to the end
-                hand.drop()
+        hand = self._hands.here
+        with hand.lock:  # the thread whose turn it is keeps its connection to the end
+            hand.drop()
 
 
 def lead_to_one_database(place: Callable[[], Any], second: Callable[[], Any], *, timeout: float) -> bool:
@@ -307,7 +306,7 @@ class TransactionLock:
     def __init__(self, link: PostgresConnection, hand: _ProcessConnection) -> None:
         self._link = link
         self._hand = hand
-        self._pid = os.getpid()
+        self._home = this_process()
 
     def __enter__(self) -> None:
         self._hand.busy = True
@@ -390,7 +389,7 @@ class TransactionLock:
     def _end(self) -> None:
         """Undoes what was not committed. Leaves a connection behind that is fit for the next, or none."""
         self._hand.busy = False
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             return  # a child that was forked inside the block: the connection is its parent's
         connection = self._hand.connection
         if connection is None or _is_idle(connection):
@@ -405,7 +404,7 @@ class TransactionLock:
 
     def check_process(self) -> None:
         """Refuses a child that was forked in the middle: the connection is its parent's."""
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             raise LedgerError("ledger: a transaction belongs to the process that opened it. Open another.")
 
     @property
@@ -420,11 +419,9 @@ def _is_idle(connection: _Connection) -> bool:
     return connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def _close(hands: dict[int, _ProcessConnection]) -> None:
+def _close(hands: PerProcess[_ProcessConnection]) -> None:
     # The hand of another process stays as it is: closing it would end the conversation of a parent.
-    hand = hands.get(os.getpid())
-    if hand is not None:
-        hand.drop()
+    hands.here.drop()
 
 
 def _read_conninfo(secret: Callable[[], str], timeout: float) -> tuple[str, Callable[[], str]]:

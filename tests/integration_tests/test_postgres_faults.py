@@ -91,14 +91,14 @@ def numbers(store: PostgresStore) -> list[int]:
 
 def session_of(store: PostgresStore) -> int:
     """Returns the number of the server's process that serves a store."""
-    connection = store._link._hands[os.getpid()].connection
+    connection = store._link._hands.here.connection
     assert connection is not None
     return connection.info.backend_pid
 
 
 def fall_silent(store: PostgresStore) -> None:
     """Stops the session that a store has now, which the store then waits for a short time only."""
-    connection = store._link._hands[os.getpid()].connection
+    connection = store._link._hands.here.connection
     assert connection is not None
     assert connection.patience == 2 * TIMEOUT
     connection.patience = 2 * PATIENCE_OF_THE_HASTY
@@ -362,7 +362,7 @@ class TestStandbys:
                 with pytest.raises(LedgerUnavailableError, match="UnconfirmedCommit"):
                     writing.result()
             assert len(numbers(store)) >= 2  # they stand here, and would be gone where the standby takes over
-            hand = store._link._hands[os.getpid()]
+            hand = store._link._hands.here
             assert hand.connection is not None
             hand.connection.is_confirmed = False  # as Ctrl-C leaves it, which cancels a wait as well
             assert numbers(store)

@@ -287,7 +287,7 @@ class TestMaking:
     def test_what_is_dropped_gives_its_connection_back(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         store = PostgresStore.new(**where)
         store.header()
-        (pid,) = [hand.connection.info.backend_pid for hand in store._link._hands.values() if hand.connection]
+        pid = store._link._hands.here.connection.info.backend_pid
         del store
         await_that(lambda: not postgres.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid))
 
@@ -389,7 +389,7 @@ class TestRoles:
         store = PostgresStore(conninfo, schema=schema, timeout=70)
         with store.transaction() as view:
             line = view.append("note", {"text": NASTY, NASTY: [NASTY]})
-            (hand,) = store._link._hands.values()
+            hand = store._link._hands.here
             assert hand.connection is not None
             for name, expected in {
                 "synchronous_commit": "on",
@@ -424,7 +424,7 @@ class TestRoles:
         conninfo = self.role(postgres, schema, *self.NEEDED, synchronous_commit="remote_apply")
         store = PostgresStore(conninfo, schema=schema)
         with store.transaction():
-            (hand,) = store._link._hands.values()
+            hand = store._link._hands.here
             assert hand.connection is not None
             assert hand.connection.execute("SHOW synchronous_commit").fetchall() == [("remote_apply",)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
-import os
 import re
 import threading
 import time
@@ -21,7 +20,7 @@ from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, PerProcess, this_process
 from langchain_dpicl.backends.base import check_whole
 from langchain_dpicl.backends.private_calls.http_client import CallLimits, look_after_door, refuse_other_transports
 from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
@@ -38,7 +37,6 @@ from langchain_dpicl.backends.private_calls.model_checks import (
 from langchain_dpicl.backends.sync_async import (
     CallLimit,
     FairSemaphore,
-    PerProcess,
     call_limit,
     call_stop,
     check_silent,
@@ -839,7 +837,7 @@ class CallPool:
         # Threads that wait for a local engine would keep it from public calls.
         most = 1 if max_concurrency is None and model.works_alone else max_concurrency
         self._given = None if most is None else check_whole("max_concurrency", most)
-        self._processes: dict[tuple[int, int], _Process] = {}
+        self._processes: dict[tuple[tuple[int, int], int], _Process] = {}
 
     @property
     def limit(self) -> int:
@@ -964,7 +962,7 @@ class CallPool:
 
     def _here(self) -> _Process:
         """Returns the threads and gates of this process, for so many calls at once: neither survive a fork."""
-        key = os.getpid(), self.limit
+        key = this_process(), self.limit
         threads = self._given or min(self.limit, MOST_THREADS)
         return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit, self._crew, threads))
 
@@ -1014,7 +1012,7 @@ class Crew:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._pools: dict[tuple[int, int, bool], ThreadPoolExecutor] = {}
+        self._pools: dict[tuple[tuple[int, int], int, bool], ThreadPoolExecutor] = {}
         self._starting = PerProcess(threading.Lock)
 
     def here(self, limit: int = 1, *, inside_a_loop: bool = False) -> ThreadPoolExecutor:
@@ -1024,15 +1022,15 @@ class Crew:
           limit: calls at once, public; at least so many threads.
           inside_a_loop: those for a blocking call that stops a running loop, which others do not wait in.
         """
-        number, size = os.getpid(), self._size
+        process, size = this_process(), self._size
         while size < limit:
             size *= 2
         with self._starting.here:
-            if (pool := self._pools.get((number, size, inside_a_loop))) is None:
+            if (pool := self._pools.get((process, size, inside_a_loop))) is None:
                 pool = ThreadPoolExecutor(size, thread_name_prefix="dpicl-in-loop" if inside_a_loop else "dpicl")
                 _start_all(pool, size)
                 # Only now: work of another caller would take the place of a start.
-                self._pools[number, size, inside_a_loop] = pool
+                self._pools[process, size, inside_a_loop] = pool
         return pool
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from langchain_dpicl import exceptions
+from langchain_dpicl._opaque import PerProcess
 from langchain_dpicl.backends.private_calls.call import DEFAULT_CONCURRENCY, OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
 from langchain_dpicl.backends.sync_async import bare, concurrency_limit, run_in_thread, wait_for_thread
@@ -401,7 +402,7 @@ class Client:
     def __init__(self, start: Mapping[str, Any], *, name: str, retry: RetryPolicy) -> None:
         self._start = OpaqueValue(dict(start))  # arguments may be keys
         self._row_seconds = retry.max_attempts * (retry.deadline + retry.max_wait)
-        self._places: dict[int, _Here] = {}
+        self._places = PerProcess(_Here)
         self._is_closed = self._was_started = False
         self.name = name
         self.facts: dict[str, Any] = {}
@@ -417,7 +418,7 @@ class Client:
           ConfigurationError: the model was closed, or could not be made.
           ModelCallError: the process does not start.
         """
-        here = self._here()
+        here = self._places.here
         with here.turn:
             self._check_open()
             if here.connection is None or here.connection.is_lost:
@@ -435,7 +436,7 @@ class Client:
 
     def started(self) -> Connection:
         """Returns a new process, which has made its model; see `connected`."""
-        here = self._here()
+        here = self._places.here
         self._check_open()
         if here.failed_starts >= MOST_FAILED_STARTS:
             raise ModelCallError(
@@ -507,7 +508,7 @@ class Client:
     ) -> Answer:
         """Async twin of `ask`; the process is started in a thread."""
         self._check_open()
-        here = self._here()
+        here = self._places.here
         connection = here.connection if spare is None else spare.connection
         if connection is None or connection.is_lost:
             try:
@@ -560,10 +561,6 @@ class Client:
         if self._is_closed:
             raise ConfigurationError(f"the private process of {self.name} is closed; make another PrivateProcess")
 
-    def _here(self) -> _Here:
-        number = os.getpid()
-        return self._places.get(number) or self._places.setdefault(number, _Here())
-
     def _seconds(self, rows: int, limit: int | None) -> float:
         """Returns the most seconds that so many rows may take, one after the other where they wait for each other."""
         waves = -(-max(rows, 1) // min(limit or DEFAULT_CONCURRENCY, DEFAULT_CONCURRENCY))
@@ -588,7 +585,7 @@ class Spare:
             if self._failed_starts >= MOST_FAILED_STARTS:
                 raise ModelCallError("the private process failed to start for earlier rows")
             self._failed_starts += 1
-            with self._client._here().spare_turn:  # noqa: SLF001  its own module
+            with self._client._places.here.spare_turn:  # noqa: SLF001  its own module
                 self.connection = self._client.started()
             self._failed_starts = 0
             if self._is_closed:  # by a coroutine that was closed, while a thread went on to start it
@@ -602,7 +599,7 @@ class Spare:
             self.connection.kill()
 
 
-def _end(places: dict[int, _Here]) -> None:
-    here = places.get(os.getpid())
-    if here is not None and here.connection is not None:
+def _end(places: PerProcess[_Here]) -> None:
+    here = places.here
+    if here.connection is not None:
         here.connection.kill()

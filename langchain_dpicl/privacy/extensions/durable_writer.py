@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from langchain_dpicl._opaque import this_process
 from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerUnavailableError,
@@ -350,7 +350,8 @@ class LeasingWriter(LedgerWriter):
         # Nothing is written here: this may run within any call of any thread, also in a transaction of the same file.
         if sys is None:  # Python has taken its modules apart
             return
-        if not sys.is_finalizing() and self.__dict__.get("_pid") == os.getpid() and self._has_waiting(is_closing=True):
+        is_ours = self.__dict__.get("_home") == this_process()
+        if not sys.is_finalizing() and is_ours and self._has_waiting(is_closing=True):
             _DROPPED.append(self)
 
     def _forget_parent(self) -> None:
@@ -485,7 +486,7 @@ class LeasingWriter(LedgerWriter):
 
         What was leased for other blocks is not granted for these: their windows differ.
         """
-        if self._pid != os.getpid():
+        if self._home != this_process():
             self._move_in()  # before the purse is looked at: that of the parent is not this process's to give back
         write_dropped()
         if self._is_broken:
@@ -644,7 +645,7 @@ _WITH_WAITING: weakref.WeakKeyDictionary[LeasingWriter, LedgerStore] = weakref.W
 _DROPPED: deque[LeasingWriter] = deque()
 """Those to which nobody refers any more, and which have something to write."""
 
-_ENDS_HERE: list[int] = []
+_ENDS_HERE: list[tuple[int, int]] = []
 """The process in which `multiprocessing` knows of `write_all_waiting`: its children end without `atexit`."""
 
 
@@ -652,7 +653,7 @@ def _watch(writer: LeasingWriter) -> None:
     """Writes what waits in a writer when this process ends, unless it is killed."""
     _WITH_WAITING[writer] = writer.store
     # None as well while another thread imports that module: the next call sees to it.
-    here, finalize = [os.getpid()], getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
+    here, finalize = [this_process()], getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
     if finalize is not None and here != _ENDS_HERE:
         finalize(None, write_all_waiting, exitpriority=0)
         _ENDS_HERE[:] = here

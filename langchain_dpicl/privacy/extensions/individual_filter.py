@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final
 
 import numpy.typing as npt
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, this_process
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent, canonical_json
@@ -224,7 +223,7 @@ class MemoryBalances(Opaque):
       participations: releases that a unit may take part in.
     """
 
-    __slots__ = ("_debit", "_pid")
+    __slots__ = ("_debit", "_home")
     durable = False
 
     def __init__(self, participations: int) -> None:
@@ -239,7 +238,7 @@ class MemoryBalances(Opaque):
             return has_one
 
         self._debit = debit
-        self._pid = os.getpid()
+        self._home = this_process()
 
     def debit(self, units: Sequence[str], settled: int) -> list[bool]:
         """Debits, in the process that made these balances; see `Balances`.
@@ -248,7 +247,7 @@ class MemoryBalances(Opaque):
           LedgerError: this is a forked copy.
         """
         del settled  # nobody else can have debited
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             del units  # an error that escapes shows this frame
             raise LedgerError("balances: expected the process that made them, found a fork. Build the component anew.")
         return self._debit(units)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import threading
 import time
 import weakref
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
-from langchain_dpicl._opaque import Opaque, run_guarded, tells_how_to_build
+from langchain_dpicl._opaque import Opaque, PerProcess, run_guarded, tells_how_to_build
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail, is_finite
 from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
@@ -393,12 +392,8 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
     """Returns three closures, the only references to the records: they extend, make a range, and remove a person."""
     blocks: dict[int, dict[str, _Dated]] = {}
     ranges: weakref.WeakValueDictionary[Blocks, _Kept] = weakref.WeakValueDictionary()
-    locks: dict[int, threading.RLock] = {}
+    locks = PerProcess(threading.RLock)  # a fork may come while another thread holds that of its parent
     read_up_to = -1
-
-    def lock() -> threading.RLock:
-        """Returns the lock of this process: a fork may come while another thread holds that of its parent."""
-        return locks.setdefault(os.getpid(), threading.RLock())
 
     def present() -> int:
         return terms.block_at(time.time())
@@ -416,7 +411,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
             return f"{unread} Nothing was added."
         if (fault := run_guarded(lambda: _read(records, declared, terms, found))) is None:
             return "records: they could not be read (the cause may hold private text). Nothing was added."
-        with lock():
+        with locks.here:
             first = max(forget(), read_up_to + 1)
             for person, seconds, text, record in found:
                 if (block := terms.block_at(seconds)) >= first:
@@ -425,7 +420,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
 
     def ranged(first: int | None, length: int, made: _Made) -> str | None:
         nonlocal read_up_to
-        with lock():
+        with locks.here:
             kept, closed = forget(), present() - 1 - grace
             start = closed - length + 1 if first is None else first
             last = start + length - 1
@@ -450,7 +445,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
             return None
 
     def remove(person: str) -> None:
-        with lock():
+        with locks.here:
             for people in blocks.values():
                 people.pop(person, None)
             for pool in list(ranges.values()):

@@ -7,7 +7,6 @@ ends the run. Everything is counted in whole steps of 2^-32 rows, noise included
 from __future__ import annotations
 
 import math
-import os
 import threading
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, this_process
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
@@ -43,13 +42,13 @@ class Threshold(Opaque, ClosedClass):
       - It is in no repr, and neither copied nor pickled.
     """
 
-    __slots__ = ("_height", "_lock", "_pid", "_scale")
+    __slots__ = ("_height", "_home", "_lock", "_scale")
 
     def __init__(self, height: int, scale: int) -> None:
         self._height: int | None = height
         self._scale = scale
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._home = this_process()
 
     @property
     def is_spent(self) -> bool:
@@ -70,7 +69,7 @@ class Threshold(Opaque, ClosedClass):
           PrivacyBudgetError: the run has ended before.
           LedgerError: another process started the run.
         """
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             del statistic  # an error that escapes shows this frame
             raise LedgerError("threshold: expected the process that started it, found a fork. Reserve anew there.")
         with self._lock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import re
 import threading
 import time
@@ -19,6 +18,7 @@ from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
+from langchain_dpicl._opaque import this_process
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy._validate import Adjacency, Amount, check_choice, check_int, check_name, exact, fail
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
@@ -770,7 +770,7 @@ class RunShare(StreamShare):
         self._parts_left = Counter({key: part.max_count for key, part in self._parts.items()})
         self._blocks = blocks
         self._guard = threading.Lock()
-        self._pid = os.getpid()
+        self._home = this_process()
         self._run: Reservation | None = None
 
     @property
@@ -788,7 +788,7 @@ class RunShare(StreamShare):
     def reserve(self, template: str, *, label: str | None = None, count: int = 1, **_: Any) -> Reservation:
         """Grants parts of the run; the first call charges the run."""
         check_int("count", count, low=1)
-        if os.getpid() != self._pid:  # before the lock, which the parent may have held
+        if this_process() != self._home:  # before the lock, which the parent may have held
             advice = "Make the component anew there: that is a run of its own."
             raise LedgerError(f"run: expected the process that made it, found a fork. {advice}")
         part = self._parts.get((template, label))
@@ -863,7 +863,7 @@ class _PartOfRun(Reservation):
     def __init__(self, share: RunShare, run: Reservation, part: Ticket, count: int) -> None:
         slot = part.template, part.label
         how: dict[str, Any] = {"event": part.event, "refundable": part.refundable, "delta": run.delta}
-        how |= {"count": count, "blocks": run.blocks, "home": run._pid}  # noqa: SLF001  its own base
+        how |= {"count": count, "blocks": run.blocks, "home": run._home}  # noqa: SLF001  its own base
         super().__init__(run._desk, run._grant, share._component, slot, **how)  # noqa: SLF001  its own base
         self._share = share
         self._part = part

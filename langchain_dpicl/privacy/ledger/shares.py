@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import Uncopyable, this_process
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_int, fail, is_written, round_down
 from langchain_dpicl.privacy.accounting.events import Event
@@ -47,7 +46,7 @@ class Reservation(Uncopyable):
         event: Event,
         refundable: bool,
         delta: float,
-        home: int,
+        home: tuple[int, int],
         blocks: Blocks | None = None,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
@@ -66,7 +65,7 @@ class Reservation(Uncopyable):
         self._desk = desk
         self._grant = grant
         self._lock = threading.Lock()
-        self._pid = home  # who asked for the tickets: a hook of `Budget.on_spent` may fork before they are here
+        self._home = home  # who asked for the tickets: a hook of `Budget.on_spent` may fork before they are here
         self._unburnt = count
         self._uncommitted = 0
 
@@ -127,7 +126,7 @@ class Reservation(Uncopyable):
 
     def give_back(self) -> int:
         """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""
-        if os.getpid() != self._pid:  # a forked copy: the parent's tickets stay spent
+        if this_process() != self._home:  # a forked copy: the parent's tickets stay spent
             return 0
         with self._lock:
             # Set to 0 first: if the write fails the tickets stay spent and cannot be used either.
@@ -148,7 +147,7 @@ class Reservation(Uncopyable):
         self._desk.give_back(self._grant, count)
 
     def _check_home(self) -> None:
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             raise LedgerError("reservation: expected the process that reserved it, found a fork. Reserve anew there.")
 
     def __repr__(self) -> str:
@@ -217,7 +216,7 @@ class Holding(Uncopyable):
         blocks: Blocks | None = None,
         run_cap: int | None = None,
     ) -> Reservation:
-        home = os.getpid()
+        home = this_process()
         mine = self._standing, self._component, slot
         how: dict[str, Any] = {"refundable": refundable, "blocks": blocks}
         asked: dict[str, Any] = {"amount": amount, "tenant": tenant, "tenant_cap": cap, "run_cap": run_cap, **how}

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload, runtime_checkable
 
 from langchain_dpicl._lazy import provided
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import Uncopyable, this_process
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
@@ -415,7 +414,7 @@ class InMemoryStore(Uncopyable):
         self._header: LedgerHeader | None = None
         self._lines: list[_StoredLine] = []
         self._view: _MemoryTransaction | None = None
-        self._pid = os.getpid()
+        self._home = this_process()
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
         """Keeps `header` unless there is one; returns the header that the ledger has."""
@@ -465,7 +464,7 @@ class InMemoryStore(Uncopyable):
 
     def _check_process(self) -> None:
         # A forked child holds a copy of the ledger: both would spend the same budget.
-        if os.getpid() != self._pid:
+        if this_process() != self._home:
             raise LedgerError("ledger: an in-memory ledger belongs to the process that made it. Use a durable store.")
 
     def __repr__(self) -> str:

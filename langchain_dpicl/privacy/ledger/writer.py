@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from langchain_dpicl._opaque import PerProcess, this_process
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -204,9 +204,8 @@ class LedgerWriter:
         self.store = store
         self.header = header
         self._allowed_wrappers = allowed_wrappers
-        self._pid = os.getpid()
-        self._lock: AbstractContextManager[bool] = threading.RLock()
-        self._locks = {self._pid: self._lock}  # by process
+        self._home = this_process()
+        self._locks = PerProcess[AbstractContextManager[bool]](threading.RLock)
         self._state = LedgerState(header)
         self._seen = (0, header.digest)  # last durable line ever seen, kept when the state is read anew
         self._visible = self._state, *self._seen  # last line read or written, and the state that has it
@@ -217,21 +216,18 @@ class LedgerWriter:
     @property
     def lock(self) -> AbstractContextManager[bool]:
         """The reentrant lock of this process for reading and writing the ledger."""
-        # After a fork the parent's lock may be held by a thread that does not exist here.
-        if self._pid != os.getpid():
+        if self._home != this_process():
             self._move_in()
-        return self._lock
+        return self._locks.here
 
     def _move_in(self) -> None:
-        """Takes a new lock and state in a forked child: the parent may have held the lock while it forked."""
-        here = os.getpid()
-        lock = self._locks.setdefault(here, threading.RLock())
-        with lock:
-            if self._pid != here:
+        """Takes a new state in a forked child."""
+        here = this_process()
+        with self._locks.here:
+            if self._home != here:
                 self._forget_parent()
                 self._flushing = threading.Lock()
-                self._lock = lock
-                self._pid = here  # last: other threads of the child wait above until then
+                self._home = here  # last: other threads of the child wait above until then
 
     def _forget_parent(self) -> None:
         """Called in a forked child, before its first turn."""
@@ -569,13 +565,12 @@ class LedgerWriter:
             writer.append(GIVE_BACK, {"reservation": grant.line.seq, "count": count})
 
 
-_PROCESS_NAMES: dict[int, str] = {}
+_PROCESS_NAMES = PerProcess(lambda: secrets.token_hex(8))
 
 
 def process_name() -> str:
     """Returns a random name of this process, which says in its reservations' lines who holds them."""
-    # By number, so that a forked child has one of its own.
-    return _PROCESS_NAMES.setdefault(os.getpid(), secrets.token_hex(8))
+    return _PROCESS_NAMES.here
 
 
 _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl._opaque import PerProcess, this_process
 from langchain_dpicl.backends import sync_async as room
 from langchain_dpicl.backends.rows.rows import Together
 from langchain_dpicl.backends.sync_async import (
@@ -25,7 +27,6 @@ from langchain_dpicl.backends.sync_async import (
     Blocking,
     EffectGenerator,
     Outage,
-    PerProcess,
     PublicAnswer,
     ThreadedContext,
     awaitable,
@@ -215,7 +216,7 @@ async def test_a_call_of_a_local_engine_is_made_with_threads_and_without(monkeyp
 async def test_a_cancelled_call_of_a_local_engine_ends_with_its_work_or_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "_POOLS", {(os.getpid(), "dpicl-engine"): ThreadPoolExecutor(1)})
+    monkeypatch.setattr(room, "_POOLS", {(this_process(), "dpicl-engine"): ThreadPoolExecutor(1)})
     first, second = Work(ValueError("a prompt")), Work()
     tasks = [asyncio.create_task(run_engine(work)) for work in (first, second)]
     await first.has_begun()
@@ -340,12 +341,16 @@ def test_forty_waits_at_once_share_the_threads() -> None:
     assert asyncio.run(main()) == list(range(40))
 
 
+@pytest.mark.parametrize("has_an_ancestors_number", [False, True])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_has_threads_of_its_own() -> None:
+def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch, has_an_ancestors_number: bool) -> None:
+    if has_an_ancestors_number:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     asyncio.run(run_in_thread(lambda: None))
     child = os.fork()
     if not child:
         code = 1
+        signal.alarm(20)  # it would wait without end for its parent's threads
         try:
             code = 0 if asyncio.run(run_in_thread(os.getpid)) == os.getpid() else 2
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -151,6 +152,25 @@ class TestAClusterOfItsOwn:
         first._hire()
         asking.join()
         assert told == [True]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    def test_is_not_waited_for_by_a_child_that_is_forked_while_a_thread_starts_it(self, ray: FakeRay) -> None:
+        first, init, children = RayExecutor("app:place"), ray.init, list[int]()
+
+        def slow(**how: Any) -> None:
+            forking.start()
+            forking.join()
+            init(**how)
+
+        def forks() -> None:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(10)
+                os._exit(not first.is_one_host)
+
+        forking, ray.init = threading.Thread(target=forks), slow
+        first._hire()
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 
     @pytest.mark.parametrize(
         ("needs", "said"),

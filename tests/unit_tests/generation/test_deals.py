@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -569,7 +569,7 @@ def test_a_block_that_is_forked_as_the_model_is_asked_releases_nothing(monkeypat
     with pytest.raises(LedgerError, match="fork"):
         made.run()
     assert made.demonstrations == []
-    monkeypatch.setattr(curator, "os", SimpleNamespace(getpid=lambda: -1))
+    monkeypatch.setattr(curator, "this_process", lambda: (-1, 0))
     scores = spy.scores
     with pytest.raises(LedgerError, match="fork"):
         made.run()

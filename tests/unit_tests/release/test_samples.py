@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, room: Any) -> None:
     """As if this were a forked copy of the process."""
-    monkeypatch.setattr(room, "os", SimpleNamespace(getpid=lambda: -1))
+    monkeypatch.setattr(room, "this_process", lambda: (-1, 0))
 
 
 def test_a_block_releases_nothing_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

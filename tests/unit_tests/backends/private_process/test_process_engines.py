@@ -213,7 +213,7 @@ def test_threads_and_event_loops_share_one_process() -> None:
         thread.join()
     assert len(found) == 14
     assert all(same_bits(one, rows) for one in found)
-    assert len(engine._client._places) == 1
+    assert len(engine._client._places._made) == 1
 
 
 async def test_embeddings_have_the_rows_of_the_same_ones_in_this_process() -> None:

@@ -57,7 +57,7 @@ def pid_of(process: PrivateProcess) -> int:
 
 
 def is_lost(process: PrivateProcess) -> bool:
-    connection = process._client._here().connection
+    connection = process._client._places.here.connection
     return connection is not None and connection.is_lost
 
 

@@ -381,8 +381,13 @@ def test_a_stop_at_any_point_of_a_write_leaves_the_ledger_usable(stop: type[Base
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("has_an_ancestors_number", [False, True])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_forked_while_another_thread_writes_reads_and_spends_on_its_own() -> None:
+def test_a_child_forked_while_another_thread_writes_reads_and_spends_on_its_own(
+    monkeypatch: pytest.MonkeyPatch, has_an_ancestors_number: bool
+) -> None:
+    if has_an_ancestors_number:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     store = WatchedStore()
     ledger = budget(store=store)
     share = taken(ledger)
@@ -401,7 +406,7 @@ def test_a_child_forked_while_another_thread_writes_reads_and_spends_on_its_own(
     child = os.fork()
     if not child:
         code = 1
-        signal.alarm(60)  # to wait for the parent's lock would be to wait without end
+        signal.alarm(20)  # to wait for the parent's lock would be to wait without end
         try:
             store._lock, store._view, store.at_commit = threading.RLock(), None, lambda kinds: None
             del store._lines[2:]  # what the parent had not committed

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import Budget
+from langchain_dpicl._opaque import this_process
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -905,7 +906,7 @@ def test_tickets_are_handed_out_while_another_thread_imports_multiprocessing(
     assert writers._ENDS_HERE == []
     importlib.import_module("multiprocessing.util")
     use(share, 30)
-    assert tuple(writers._ENDS_HERE) == (os.getpid(),)
+    assert tuple(writers._ENDS_HERE) == (this_process(),)
 
 
 @pytest.mark.skipif(not HAS_FORK, reason="no forks here")

@@ -624,8 +624,13 @@ def test_threads_burn_and_return_a_reservation_exactly_once(
         assert share.remaining("t") == returned
 
 
+@pytest.mark.parametrize("has_an_ancestors_number", [False, True])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_reservation_cannot_burn(simple_prices: Any) -> None:
+def test_a_forked_reservation_cannot_burn(
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch, has_an_ancestors_number: bool
+) -> None:
+    if has_an_ancestors_number:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     reservation = share_of(budget()).reserve("t")
     child = os.fork()
     if child == 0:

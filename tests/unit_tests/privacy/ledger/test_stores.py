@@ -101,8 +101,13 @@ def test_a_stop_as_a_transaction_opens_does_not_close_the_ledger_for_good() -> N
     assert [line.body for line in store.records()] == [{"x": 0.2}]
 
 
+@pytest.mark.parametrize("has_an_ancestors_number", [False, True])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_cannot_spend_the_parents_ledger_again() -> None:
+def test_a_forked_child_cannot_spend_the_parents_ledger_again(
+    monkeypatch: pytest.MonkeyPatch, has_an_ancestors_number: bool
+) -> None:
+    if has_an_ancestors_number:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     store = InMemoryStore()
     store.create(header())
     child = os.fork()
