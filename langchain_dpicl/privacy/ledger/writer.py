@@ -577,6 +577,12 @@ _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_
 """What a declaration says of how records are shown and counted, and not of who is protected."""
 
 
+def _rule_of(declaration: Mapping[str, Any]) -> Any:
+    """Returns the version of the rule by which units are split; None: they are not."""
+    origin = declaration.get("redeclared")
+    return origin.get("rule") if isinstance(origin, Mapping) else None
+
+
 def check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
     """Refuses a declaration that differs from the bound one; a missing key counts as None."""
     if known is None:
@@ -588,6 +594,11 @@ def check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, An
             advice = (
                 "Declare it as before, or give the same records, declared otherwise, a dataset_id (--dataset-id) of "
                 "their own: what all data sets of a ledger spend adds up."
+            )
+        elif all(_rule_of(one) for one in (known, declaration)) and _rule_of(known) != _rule_of(declaration):
+            advice = (
+                "Another version of this package split these units by another rule: give the data set a dataset_id "
+                "(--dataset-id) that this ledger does not hold. What all data sets of a ledger spend adds up."
             )
         raise PrivacyBudgetMismatchError(
             f"{declaration['dataset_id']!r}: expected the declaration this ledger holds, found another in {changed}. "
