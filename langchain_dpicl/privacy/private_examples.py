@@ -1031,7 +1031,7 @@ def _as_text(declared: Any) -> Any:
 
 
 def container_fault(records: Any) -> str:
-    """Returns what is wrong with the container of records, by its type alone."""
+    """Returns what is wrong with the container of records, by its type and attributes."""
     if isinstance(records, DocumentLoader):
         return ""
     is_frame = hasattr(records, "columns")  # its columns are attributes too, whatever their names

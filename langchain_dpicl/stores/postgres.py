@@ -472,7 +472,11 @@ def _words(secret: Callable[[], str]) -> str:
 
 
 _ONE_AT_A_TIME = 0x647069636C  # "dpicl": the advisory lock of all set-ups in a database
-_SHORT_WAIT = "250"  # milliseconds for a lock of a set-up: less than servers wait until they look for a deadlock
+# Milliseconds for a lock of a set-up: less than the server waits until it looks for a deadlock, and refuses one.
+_SHORT_WAIT = """
+SELECT set_config('lock_timeout', greatest(1, least(250, setting::integer / 2))::text, true)
+FROM pg_settings WHERE name = 'deadlock_timeout'
+"""
 
 _TABLES = """
 CREATE TABLE {ledgers} (
@@ -672,7 +676,7 @@ class SchemaTables:
             there = ", ".join(f"{{{name}}}" for name, since in _SINCE.items() if since <= version)
             # No reader or writer of ours is in the way of this. An autovacuum is, until a second of waiting ends it.
             connection.execute(self.query(f"LOCK TABLE {there} IN SHARE UPDATE EXCLUSIVE MODE"))
-            connection.execute("SELECT set_config('lock_timeout', %s, true)", [_SHORT_WAIT])
+            connection.execute(_SHORT_WAIT)
             # Writers are kept out first; then what they wrote last is soon flushed, which locks lines before ledgers.
             connection.execute(self.query("LOCK TABLE {ledgers} IN EXCLUSIVE MODE"))
             connection.execute(self.query(f"LOCK TABLE {there} IN ACCESS EXCLUSIVE MODE"))
@@ -832,7 +836,8 @@ class _PostgresTables(_OnPostgres):
 
         Raises:
           LedgerError: the tables are of a newer version.
-          LedgerUnavailableError: the server cannot be reached, or this role may not make tables.
+          LedgerUnavailableError: the server cannot be reached, or this role may not make tables, or, of older ones, is
+            not their owner with all of an owner's rights on them.
         """
         self._migrate()
 

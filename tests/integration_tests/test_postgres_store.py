@@ -31,7 +31,7 @@ from langchain_dpicl.stores import postgres as postgres_ledger
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresConnection, PostgresMemo, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
-from tests.postgres import PostgresServer, await_that, give_up, programs
+from tests.postgres import PostgresServer, await_that, give_up, programs, running
 
 PASSWORD = "hunter2-Zq9"
 NASTY = "\N{SNOWMAN} \\ ' \" %s %(x)s {lines} $1 \0 \n '; DROP TABLE x; -- \\"
@@ -201,10 +201,12 @@ class TestMaking:
         assert store.header() == written
         assert list(store.records()) == [line]
 
+    @pytest.mark.parametrize("look", ["1s", "20ms"])  # of the server, for two that wait for each other
     @pytest.mark.parametrize("version", [1, 3, 5])
     def test_setup_waits_for_live_writers_and_refuses_none(
-        self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version: int
+        self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version: int, look: str
     ) -> None:
+        where["conninfo"] += f" options='-c deadlock_timeout={look}'"
         with monkeypatch.context() as then:
             then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:version])
             PostgresStore.new(**where).create(header())
@@ -236,6 +238,22 @@ class TestMaking:
                 stop.set()
             assert [one.exception() for one in live] == [None] * 4
         assert PostgresStore.open(**where).head()[0] == sum(written)
+
+    def test_setup_ends_an_autovacuum_that_is_in_its_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slowly = {"autovacuum_vacuum_cost_delay": "100ms", "autovacuum_vacuum_cost_limit": "1"}
+        many = (
+            "INSERT INTO {lines} SELECT 'budget', n, '', 'note', repeat('a', 300), '', '' FROM generate_series(1, %s) n"
+        )
+        with running(autovacuum="on", autovacuum_naptime="1s", **slowly) as server:
+            where: dict[str, Any] = {"conninfo": server.conninfo(), "timeout": 10.0}
+            with monkeypatch.context() as then:
+                then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
+                PostgresStore.new(**where).create(header())
+            server.execute(many, 30_000)
+            vacuums = "SELECT 1 FROM pg_stat_progress_vacuum WHERE relid = 'dpicl.dpicl_lines'::regclass"
+            await_that(lambda: server.execute(vacuums))
+            PostgresStore(**where).setup()
+            assert not server.execute(vacuums)
 
     def test_a_newer_version_is_refused(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         PostgresStore.new(**where)
