@@ -974,8 +974,8 @@ def _need(name: str, value: Any) -> float:
 def _further_needs(resources: Any) -> dict[str, float]:
     """Returns what a worker needs beside CPUs and GPUs."""
     given: Mapping[Any, Any] = {} if resources is None else resources
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise fail("resources", "a mapping of names to numbers", type(resources).__name__)
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise fail("resources", "a mapping of names to numbers, no name empty", type(resources).__name__)
     if known := sorted(_KNOWN_RESOURCES & set(given)):
         raise fail("resources", "names of further resources", known, "Use num_cpus and num_gpus.")
     return {name: _need(f"resources[{name!r}]", one) for name, one in given.items()}

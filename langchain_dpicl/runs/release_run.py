@@ -699,7 +699,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             # Two runs of one item would burn tickets for the same release twice.
             if item.busy:
                 msg = f"{type(self).__name__}: expected no other run of this component's object, found one."
-                raise ConfigurationError(f"{msg} Wait for its end.")
+                raise ConfigurationError(f"{msg} Wait for its end; in a forked child, build the component anew.")
             item.busy = True
         try:
             yield

@@ -379,6 +379,7 @@ class TestWhatIsRefused:
             {"tokens": {"hub": [WORD]}},
             {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"},
             {"ledger": f"postgresql://me:{WORD} and more@db/app"},
+            {f"postgresql://me:{WORD}@db/app": "ledger"},
         ],
     )
     def test_keys_in_options_at_any_depth(self, ray: FakeRay, options: dict[str, Any]) -> None:
@@ -428,6 +429,7 @@ class TestWhatIsRefused:
             {"resources": {"x": "1"}},
             {"resources": {"x": 1e-5}},
             {"resources": {1: 1}},
+            {"resources": {"": 1}},
             {"address": ""},
             {"address": 3},
             {"start_timeout": 0},
