@@ -729,7 +729,7 @@ class RayExecutor(Executor):
         workers' environment; an address with a password, and text under a name such as `api_key`, are refused.
       address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
         otherwise a cluster of its own on this machine, as with "local", which all executors of this process then use.
-        It has room for the workers of the one that started it: close that one before another runs.
+        It has room for the workers of the one that started it; idle ones end where another executor needs their room.
         Where Ray is connected already, that connection is used. Ray's client (ray://) is refused: start Ray on this
         machine, with the cluster's address.
       num_workers: workers at a time.
@@ -878,6 +878,14 @@ class RayExecutor(Executor):
                 self.close()
                 raise fail(argument, f"at most {available:g}, all that the cluster of this process has", needed, advice)
 
+    def _make_room(self) -> None:
+        """Ends the idle workers of other executors on the cluster started here, where the first one has no room."""
+        needs = {"CPU": self._needs["num_cpus"], "GPU": self._needs["num_gpus"], **self._needs["resources"]}
+        for other in _STARTED.get(self._node() or "", set()) - {self}:
+            free = self._ray.available_resources()
+            if any(needed > free.get(name, 0.0) for name, needed in needs.items()):
+                other.rest()
+
     def _init(self, **options: Any) -> None:
         """Connects Ray; of what it raises only the class is named, as its text names hosts and files."""
         before = _servers_of(self._ray)
@@ -906,6 +914,7 @@ class RayExecutor(Executor):
     def _hire(self) -> Any:
         self._connect()
         if not self._hands:
+            self._make_room()
             self._hired_in = self._session()
         is_one_host = self.is_one_host  # of the cluster that the worker is started in, however it was connected
         # Ray would start an actor again, or repeat what it was at: a second run on the first one's ticket.

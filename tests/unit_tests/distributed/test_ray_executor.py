@@ -25,7 +25,9 @@ class FakeRay(SimpleNamespace):
     """As much of Ray as an executor asks for; remembers what it was given."""
 
     def __init__(self) -> None:
-        super().__init__(told=[], up=False, node=0, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))
+        super().__init__(
+            told=[], up=False, node=0, gpus=0.0, free={}, exceptions=SimpleNamespace(RayError=ConnectionError)
+        )
         mode = int(os.environ.get("RAY_AUTH_MODE") == "token")  # read once, as Ray does
         self.__file__ = "/nowhere/ray/__init__.py"
         self._raylet = SimpleNamespace(
@@ -34,6 +36,9 @@ class FakeRay(SimpleNamespace):
 
     def cluster_resources(self) -> dict[str, float]:
         return {**self.room, "GPU": self.gpus}
+
+    def available_resources(self) -> dict[str, float]:
+        return {**self.cluster_resources(), **self.free}
 
     def is_initialized(self) -> bool:
         return self.up
@@ -190,6 +195,22 @@ class TestAClusterOfItsOwn:
         assert ray.up
         RayExecutor("app:place", num_cpus=2, resources={"x": 2})._hire()
         first.close()
+
+    def test_gives_a_worker_the_room_of_those_of_another_executor_that_are_idle(self, ray: FakeRay) -> None:
+        busy, idle, made = (RayExecutor("app:place", num_workers=1) for _ in range(3))
+        work: Any = SimpleNamespace(key="order")
+        run = busy.spread(work, ["job"])
+        assert next(run) is None
+        next(idle.spread(work, ["job"]))  # which is left
+        assert len(busy._hands) == len(idle._hands) == 1  # there was room
+        ray.free = {"CPU": 0.0}
+        assert next(made.spread(work, ["job"])) is None
+        assert (len(busy._hands), idle._hands) == (1, [])
+        made.close()
+        run.close()
+        assert next(made.spread(work, ["job"])) is None
+        assert busy._hands == []
+        assert "shutdown" not in dict(ray.told)
 
     @pytest.mark.parametrize("needed", [0.5, 1])
     def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
