@@ -696,8 +696,9 @@ class SchemaTables:
             return (
                 f"each name once in {error.diag.table_name}, found one twice: the order of texts changed under its "
                 "index, as with another operating system, and two ledgers may have been charged for one data set. "
-                "Nothing was changed. Count what both spent; as the tables' owner, with the table's guard disabled, "
-                "delete the row of the one that is not to go on, and run setup() again."
+                "Nothing was changed. Count what both spent. As the tables' owner, disable the table's guard, SET "
+                "enable_indexscan = off and enable_bitmapscan = off, as the index does not find each row, delete that "
+                "of the one that is not to go on, enable the guard, and run setup() again."
             )
         except errors.FeatureNotSupported:
             return (
