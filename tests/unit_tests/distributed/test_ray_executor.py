@@ -404,8 +404,11 @@ class TestWhatIsRefused:
         ],
     )
     def test_keys_in_options_at_any_depth(self, ray: FakeRay, options: dict[str, Any]) -> None:
-        with pytest.raises(ConfigurationError, match="no password and no key") as refusal:
+        name = next(iter(options))
+        where = f"options['{name}']: " if name.isidentifier() else "options: "
+        with pytest.raises(ConfigurationError, match="expected no password and no key") as refusal:
             RayExecutor("app:place", options=options)
+        assert str(refusal.value).startswith(where)
         assert WORD not in str(refusal.value)
 
     def test_but_not_numbers_of_tokens_nor_paths_nor_names_of_fields(self, ray: FakeRay) -> None:
@@ -418,8 +421,11 @@ class TestWhatIsRefused:
             "token": "",
             "tokenizer": "a/b",
             "label_key": "queue",
-            "input_key": "question",
+            "question_key": "question",
+            "person_key": "Kunden_Name",
             "key_file": "/etc/tls.pem",
+            "password_file": "/run/pgpass",
+            "auth_url": "https://login/7",
             "monkey": "m",
         }
         RayExecutor("app:place", options={**options, "compass": "north", "url": "http://vllm:8000/v1"})
