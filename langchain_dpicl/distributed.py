@@ -1009,7 +1009,7 @@ def _plain(options: Any) -> dict[str, Any]:
 
 
 def _has_secret(value: Any, name: str = "") -> bool:
-    """Whether text has a password, or may be one by its name, at any depth: `max_tokens=60` and a field name are none."""
+    """Whether text is a password, at any depth, or may be by its name: `max_tokens=60` and names of fields are not."""
     if isinstance(value, dict):
         return any(_has_secret(key) or _has_secret(one, f"{name} {key}") for key, one in value.items())
     if isinstance(value, list):

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from langsmith.run_helpers import tracing_context
 from numpy.typing import NDArray
 from scipy import stats
 
+from langchain_dpicl._calls import IS_MADE_UP
 from langchain_dpicl.audit import component_checks, component_games, count_games
 from langchain_dpicl.audit.component_checks import FRESH, is_fair_and_fresh
 from langchain_dpicl.audit.component_games import (
@@ -67,7 +67,6 @@ from langchain_dpicl.audit.targets import (
 from langchain_dpicl.discovery import WordsPlan
 from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
-from langchain_dpicl.exceptions import NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
@@ -690,15 +689,11 @@ def _failed_result(check: str, error: Exception) -> AuditResult:
 
 
 def _alone(action: Callable[[], T]) -> T:
-    """Runs an action outside the caller's context, which may hold a budget and handlers that count runs.
-
-    Nobody is warned of what it makes up: few records, and rows and noise that the audit chose.
-    """
+    """Runs an action outside the caller's context, which may hold a budget and handlers that count runs."""
 
     def untraced() -> T:
-        with tracing_context(enabled=False), warnings.catch_warnings():
-            for kind in (NoisyPlanWarning, RestsOnGuessWarning):
-                warnings.simplefilter("ignore", kind)
+        IS_MADE_UP.set(True)
+        with tracing_context(enabled=False):
             return action()
 
     return contextvars.Context().run(untraced)

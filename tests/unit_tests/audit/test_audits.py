@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import Budget
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl.audit import (
     CANNOT_SEE,
     AuditReport,
@@ -47,7 +48,7 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.discovery import plan_discovery, plan_words
 from langchain_dpicl.evaluation.plan import plan_choice, plan_evaluation
 from langchain_dpicl.evolution import plan_evolution
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import TokenRule, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, Rows
@@ -235,6 +236,15 @@ def test_what_an_audit_makes_up_warns_nobody(name: str) -> None:
         warnings.simplefilter("error", UserWarning)
         verdicts = {result.verdict for result in suite._play_checks(checks)}
     assert verdicts <= {"sound", "undecided", "skipped"}
+
+
+def test_an_audit_leaves_the_warnings_of_other_threads_alone() -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        filters = list(warnings.filters)
+        assert suite._alone(lambda: (warn_caller(NoisyPlanWarning("made up")), list(warnings.filters))[1]) == filters
+        warn_caller(NoisyPlanWarning("of a component"))
+    assert [str(one.message) for one in heard] == ["of a component"]
 
 
 @pytest.mark.parametrize("name", [*PLANS, *PLANS_OF_COUNTS])
