@@ -538,7 +538,7 @@ class WordGame(OnceGame):
     """A game against `WordDiscovery.run` for a word that others hold too, where the Gaussian noise is all there is."""
 
     def build(self, units: tuple[str, ...]) -> WordDiscovery:
-        """Builds the discovery, whose threshold is the same at any noise: the words have to be as near to it."""
+        """Builds the discovery, whose threshold is the same up to `NOISE`: the words have to be as near to it."""
         passed = stats.norm.sf(stats.norm.isf(_DELTA / 2) * NOISE / self.options["noise_multiplier"])
         return word_finder_of(units, delta=min(_DELTA, 2 * float(passed)), **self.options)
 

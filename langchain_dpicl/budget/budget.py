@@ -370,7 +370,7 @@ class Budget(LedgerBudget):
         that not every query waits for the disk. They are lost if it is killed. 1: none.
 
     Raises:
-      ConfigurationError: an argument is out of range, or the anchor is in the ledger's own database.
+      ConfigurationError: an argument is out of range, or a `PostgresAnchor` is in the ledger's own database.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
       LedgerError: the ledger is broken, cannot be read, or does not match the anchor.
 
@@ -401,17 +401,21 @@ class Budget(LedgerBudget):
     ) -> None:
         self._anchor, self._adopts = check_anchor(anchor), adopt_anchor
         self._most_held = check_int("most_held", most_held, low=1)
-        check_apart(lambda: store, lambda: anchor)
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "per": per}
         super().__init__(**limits, store=store, name=name, about=about)
 
     def _created(self, wanted: LedgerHeader) -> LedgerHeader:
+        self._check_apart()
         # Write the anchor first: a ledger unknown to its anchor is refused when it is opened.
         if self._anchor is not None:
             write_anchor(self._anchor, wanted.ledger_id, (0, wanted.digest))
         return super()._created(wanted)
 
+    def _check_apart(self) -> None:
+        check_apart(lambda: self._store, lambda: self._anchor)
+
     def _opened(self, header: LedgerHeader) -> CountingWriter:
+        self._check_apart()
         how: dict[str, Any] = {"allowed_wrappers": allowed_wrappers, "most_held": self._most_held}
         if self._anchor is None:
             desk = CountingWriter(self._store, header, **how)

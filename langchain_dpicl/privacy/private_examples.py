@@ -307,7 +307,7 @@ def _advice_on(value: Any, *, is_label: bool) -> str:
     if kind == "none":
         return " Leave out records without one."
     if kind == "a value of another type":
-        return " Put its text, such as str(...) of a date, into a field of its own."
+        return " Put its text, such as 2026-03-02 for a date, into a field of its own."
     return " Write str(...) around it."
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ _PRV_MIN_NOISE = 0.2
 _PRV_MAX_CELLS = 2**17
 _MAX_CELLS = 2**18
 _SUM_CELLS = 32_000
+
+_FILTERING = threading.Lock()
+"""Filters of warnings are the process's: two threads that set and restore them in turns would leave these for good."""
 
 
 # --- prv-accountant -----------------------------------------------------------------------------------------------
@@ -107,7 +111,7 @@ def _ask_prv(parts: list[tuple[float, float, int]], *, delta: float, eps_error: 
         for noise, rate, _ in parts
     ]
     counts = [count for _, _, count in parts]
-    with warnings.catch_warnings():
+    with _FILTERING, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # long doubles in a convolution
         warnings.simplefilter("ignore", RuntimeWarning)  # logarithms of masses that underflow
         accountant = PRVAccountant(

@@ -132,7 +132,10 @@ def check_apart(place: Callable[[], Any], second: Callable[[], Any], *, timeout:
     from langchain_dpicl.stores.postgres import lead_to_one_database
 
     if lead_to_one_database(place, second, timeout=timeout):
-        advice = "A copy of the database that is restored would bring it back too."
+        advice = (
+            "A copy of the database that is restored would bring it back too. Where a ledger has had such an anchor, "
+            "make another one and adopt it once (adopt_anchor=True)."
+        )
         raise fail("anchor", "a file, or a database on another server", "the ledger's own database", advice)
 
 

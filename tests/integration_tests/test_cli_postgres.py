@@ -115,6 +115,10 @@ def test_an_anchor_in_the_database_of_the_ledger_is_refused_however_it_is_addres
                     PrivacyBudgetCallbackHandler.open(where, anchor=made, adopt_anchor=True)
             with pytest.raises(ConfigurationError, match="the ledger's own database"):
                 Budget.open(store, anchor=made, adopt_anchor=True)
+            with pytest.raises(ConfigurationError, match="epsilon: expected"):  # before anything is asked
+                Budget(epsilon=-1.0, delta=1e-6, store=store, anchor=made)
+            with pytest.raises(ConfigurationError, match="store: expected a LedgerStore, found 'str'"):
+                Budget(epsilon=4.0, delta=1e-6, store=address, anchor=made)  # type: ignore[arg-type]
     elsewhere = f"postgresql://owner@/{postgres.new_database()}?host={postgres.folder}&port=5432"
     assert main(["ledger", "anchor", address, "--anchor", elsewhere]) == 0
     PrivacyBudgetCallbackHandler.open(address, anchor=elsewhere).close()

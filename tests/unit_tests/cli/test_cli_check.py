@@ -179,7 +179,7 @@ def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) ->
         "1: expected text under 'text'; a record has none. Leave out records without one. (line 2)",
         "a record has another. Declare every label, letter by letter: case and white space count. (line 3)",
         "1: expected text or an integer under 'user'; a record has neither. Make it an integer: a column with gaps holds 1.0 for 1. (line 4)",
-        "a record has a value of another type. Put its text, such as str(...) of a date, into a field of its own. (line 5)",
+        "a record has a value of another type. Put its text, such as 2026-03-02 for a date, into a field of its own. (line 5)",
         "1: expected every record to be text, a mapping or a Document; one is of another type. Make a dict of each,",
         "as dict(row), dataclasses.asdict and model_dump do. (line 6)",
         "'other': 1 (not declared)",

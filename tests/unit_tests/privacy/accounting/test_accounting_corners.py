@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+import warnings
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 
 import numpy as np
 import pytest
+from prv_accountant.accountant import PRVAccountant
 from scipy import stats
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
@@ -154,3 +158,25 @@ def test_the_largest_share_of_a_tiny_epsilon_is_found_at_once(search: Callable[[
         found = search(epsilon, delta)
         assert epsilon_upper_bound(made(found), delta=delta, adjacency="add_remove") <= epsilon
         assert epsilon_upper_bound(made(1.01 * found), delta=delta, adjacency="add_remove") > epsilon
+
+
+def test_two_opinions_at_once_leave_the_filters_of_warnings_as_they_were(monkeypatch):
+    compute = PRVAccountant.compute_epsilon
+
+    def slowly(*args, **kwargs):
+        time.sleep(0.05)
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(PRVAccountant, "compute_epsilon", slowly)
+    asked = [
+        threading.Thread(target=_opinions._ask_prv, args=([(5.0, 1.0, 1)],), kwargs={"delta": 1e-5, "eps_error": 0.1})
+        for _ in range(2)
+    ]
+    with warnings.catch_warnings():
+        filters = list(warnings.filters)
+        for thread in asked:
+            thread.start()
+            time.sleep(0.02)
+        for thread in asked:
+            thread.join()
+        assert list(warnings.filters) == filters
