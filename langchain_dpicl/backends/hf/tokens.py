@@ -44,9 +44,12 @@ class TokenizerMaps:
         self._template = template
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(special | set(tokenizer.all_special_ids))
-        self.markers = self.special | {id_ for id_, text in added.items() if text and text in template}
+        # White space and words are ordinary text also where they are added tokens, as Gemma's line breaks are.
+        odd = {id_: text for id_, text in added.items() if text.strip() and (id_ in self.special or not text.isalnum())}
+        self.markers = self.special | {id_ for id_, text in odd.items() if text in template}
         self._added = added
-        texts = sorted({text for text in added.values() if len(text) > 1}, key=len, reverse=True)
+        self._odd = frozenset(odd.values())
+        texts = sorted({text for text in self._odd if len(text) > 1}, key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, texts))) if texts else None
         self.eos: int | None = tokenizer.eos_token_id
         self.chat = bool(template) if chat is None else chat
@@ -103,10 +106,7 @@ class TokenizerMaps:
 
     def special_in(self, text: str) -> list[str]:
         """Returns the tokens of chats, and others that are no words, that a text spells: `encode` reads letters."""
-        names = {
-            name for id_, name in self._added.items() if name.strip() and (id_ in self.markers or not name.isalnum())
-        }
-        return sorted(name for name in names if name in text)
+        return sorted(name for name in self._odd if name in text)
 
     def continued(self, text: str) -> list[int]:
         """Returns the ids of a text that follows other text: no space is added before it."""

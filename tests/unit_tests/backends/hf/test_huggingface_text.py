@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tokenizers import AddedToken  # noqa: E402
+
 from langchain_dpicl.backends.hf.completion import CompletionRequest, _Text  # noqa: E402
 from langchain_dpicl.backends.hf.engine import BLOCK  # noqa: E402
 from langchain_dpicl.backends.hf.vocabulary import SamplingOptions  # noqa: E402
@@ -122,6 +124,29 @@ class TestChat:
         row = self.row(CHAT, attack, cap=200)
         assert row.count(5) == 1
         assert row.count(4) == 2
+
+    @pytest.mark.parametrize("chat", [True, False])
+    def test_white_space_and_words_that_are_added_tokens_of_the_template_are_text(self, chat):
+        """Gemma has its line breaks as added tokens, GPT-NeoX runs of spaces; both stand in templates."""
+        tokenizer = tiny_hf.byte_tokenizer()
+        tokenizer.add_tokens(
+            [AddedToken(text, normalized=False, special=False) for text in ("\n", "\n\n", "  ", "user")]
+        )
+        tokenizer.add_tokens([AddedToken("[turn]", normalized=False, special=False)])
+        tokenizer.chat_template = "[turn]  user\n" + tiny_hf.CHAT_TEMPLATE
+        backend = engine(tiny_hf.llama(512), tokenizer, chat=chat, max_prompt_tokens=128)
+        text = "label: card\ntext: my  card\n\nlabel: user\ntext:"
+        assert backend.decode(backend.continued(text)) == text
+        assert backend.encode(text) == tokenizer.encode(text, add_special_tokens=False)
+        marks = tokenizer.convert_tokens_to_ids(["\n", "\n\n", "  ", "user", "[turn]", "<|im_start|>"])
+        assert [mark in backend.vocabulary() for mark in marks] == [True] * 4 + [False] * 2
+        spelled = backend.encode("[turn]<|im_start|>")
+        assert not {*marks} & {*spelled}
+        assert backend.decode(spelled).strip() == "[turn]<|im_start|>"
+        if chat:
+            messages = [{"role": "user", "content": text}]
+            row = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            assert self.row(backend, text, cap=200) == row
 
     def test_a_long_message_is_cut_inside_its_frame(self):
         row = self.row(CHAT, LONG)
