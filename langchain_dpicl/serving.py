@@ -120,6 +120,7 @@ class ServedFields(HidesInput):
                 "pass HuggingFaceBackend(...) or EmbeddedModel(), or use from_path(...)"
             )
             raise ConfigurationError(msg)
+        _sampling_of(self.backend, self.top_k, self.top_p)
         return self
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -137,7 +138,7 @@ class ServedFields(HidesInput):
             "top_k": self.top_k,
             "top_p": self.top_p,
             "seed": self.seed,
-            "stop": self.stop,
+            "own_stop": self.stop,  # LangChain writes the call's own under "stop"
         }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
@@ -162,6 +163,19 @@ def load_served_model(kind: type[Any], path: Any, options: dict[str, Any]) -> An
         raise ConfigurationError(msg)
     engine = {name: value for name, value in options.items() if name in known}
     return kind(backend=HuggingFaceBackend(path, **engine), **fields)
+
+
+def _sampling_of(engine: Any, top_k: int | None, top_p: float) -> dict[str, Any]:
+    """Returns the sampling options that are not at their default.
+
+    Raises:
+      ConfigurationError: the engine does not have one of them.
+    """
+    sampling = {**({} if top_k is None else {"top_k": top_k}), **({} if top_p == 1 else {"top_p": top_p})}
+    if strange := sorted(set(sampling) - set(inspect.signature(engine.generate).parameters)):
+        msg = f"expected {engine.name} to be sampled by temperature alone, found {strange}; leave that out"
+        raise ConfigurationError(msg)
+    return sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +207,7 @@ class CallOptions:
             return getattr(model, name) if given is None else given
 
         top_k, top_p = asked("top_k"), asked("top_p")
-        sampling = {**({} if top_k is None else {"top_k": top_k}), **({} if top_p == 1 else {"top_p": top_p})}
-        if strange := sorted(set(sampling) - set(inspect.signature(model.backend.generate).parameters)):
-            msg = f"expected {model.backend.name} to be sampled by temperature alone, found {strange}; leave that out"
-            raise ConfigurationError(msg)
+        sampling = _sampling_of(model.backend, top_k, top_p)
         if top_k is not None:
             check_int("top_k", top_k, low=1)
         check_real("top_p", top_p, low=0.0, low_open=True, high=1.0)
@@ -207,14 +218,18 @@ class CallOptions:
         for word in words:
             if not isinstance(word, str):
                 raise fail("stop", "texts alone in the list", type(word))
-        top_logprobs = check_int("top_logprobs", kwargs.get("top_logprobs") or 0, low=0)
+        logprobs, top = kwargs.get("logprobs"), kwargs.get("top_logprobs")
+        if isinstance(logprobs, int) and not isinstance(logprobs, bool):  # as completion models are asked
+            logprobs, top = True, logprobs if top is None else top
+        if top and not logprobs:
+            raise fail("top_logprobs", "logprobs=True beside it", "none")
         return cls(
             max_tokens=check_int("max_tokens", asked("max_tokens"), low=1),
             temperature=check_real("temperature", asked("temperature"), low=0.0),
             sampling=sampling,
             seed=None if seed is None else check_int("seed", seed, low=0, high=_MOST_SEED),
             stop=tuple(word for word in words if word),
-            top_logprobs=top_logprobs if kwargs.get("logprobs") else None,
+            top_logprobs=check_int("top_logprobs", top or 0, low=0) if logprobs else None,
         )
 
     def coins(self) -> np.random.Generator:
@@ -620,8 +635,8 @@ class EmbeddedLLM(_ServedLLM):
       max_tokens: most tokens of one completion; also per call, `model.bind(max_tokens=...)`.
       temperature: 0 takes the likeliest token; also per call.
       seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
-      top_k: samples among this many likeliest tokens; None: all.
-      top_p: samples among the likeliest tokens that together have this probability.
+      top_k: of local models; refused here, as the engine samples by temperature alone.
+      top_p: as `top_k`.
       stop: strings that end a completion, where a call brings none.
       backend: the engine; by default the one embedded model.
 
@@ -646,8 +661,8 @@ class ChatEmbedded(_ServedChat):
       max_tokens: most tokens of one answer; also per call.
       temperature: 0 takes the likeliest token; also per call.
       seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
-      top_k: samples among this many likeliest tokens; None: all.
-      top_p: samples among the likeliest tokens that together have this probability.
+      top_k: of local models; refused here, as the engine samples by temperature alone.
+      top_p: as `top_k`.
       stop: strings that end an answer, where a call brings none.
       backend: the engine; by default the one embedded model.
     """

@@ -213,7 +213,9 @@ class TestLengthStopAndSampling:
     def test_an_engine_without_a_way_of_sampling_refuses_it(self):
         for kind in (EmbeddedLLM, ChatEmbedded):
             with pytest.raises(ConfigurationError, match=r"by temperature alone, found \['top_k', 'top_p'\]"):
-                kind(top_k=3).invoke("x", top_p=0.5)
+                kind(top_k=3, top_p=0.5)
+            with pytest.raises(ConfigurationError, match=r"by temperature alone, found \['top_k', 'top_p'\]"):
+                kind().invoke("x", top_k=3, top_p=0.5)
 
     @pytest.mark.parametrize("name", ["max_token", "tools", "response_format", "num_predict"])
     def test_options_that_would_do_nothing_are_refused(self, make, name):
@@ -311,7 +313,8 @@ class TestChatDetails:
         assert len(cache._cache) == 1
         said(make(cache=cache, temperature=3.0, top_k=5))
         said(make(cache=cache, temperature=3.0, top_p=0.5))
-        assert len(cache._cache) == 3
+        said(make(cache=cache, temperature=3.0, stop=["zq"]))
+        assert len(cache._cache) == 4
 
     def test_a_cache_tells_models_of_one_name_apart(self):
         quiet = tiny_hf.byte_tokenizer(chat=True)

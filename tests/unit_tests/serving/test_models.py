@@ -98,7 +98,7 @@ class TestChains:
             "top_k": None,
             "top_p": 1.0,
             "seed": None,
-            "stop": None,
+            "own_stop": None,
         }
         assert "backend" not in repr(model) + str(model.model_dump())
 
@@ -136,7 +136,9 @@ class TestLengthAndStop:
             *({"temperature": wrong} for wrong in ("hot", -1.0, math.nan)),
             *({"seed": wrong} for wrong in ("x", -1, 2**128)),
             *({"stop": wrong} for wrong in (5, [5])),
-            {"top_logprobs": "x"},
+            {"top_logprobs": "x", "logprobs": True},
+            {"top_logprobs": 3},
+            {"top_logprobs": 3, "logprobs": False},
         ],
         ids=str,
     )
