@@ -214,6 +214,16 @@ class HuggingFaceBackend(AwaitedInThreads):
         """Returns the number of tokens of a public text."""
         return len(self.encode(text))
 
+    def check_public(self, prompt: str) -> None:
+        """Raises ModelCallError where a PUBLIC prompt is longer than `max_prompt_tokens`, so that it would be cut."""
+        tokens = self._prompts.tokens
+        length = len(tokens.header) + self.count_tokens(prompt) + len(tokens.footer)
+        if length > self.max_prompt_tokens:
+            raise ModelCallError(
+                f"expected a public prompt of at most {self.max_prompt_tokens} tokens, found {length}. Raise "
+                "max_prompt_tokens, or show fewer or shorter examples."
+            )
+
     def token_bytes(self, token: int) -> bytes:
         """Returns the bytes of one token; the end of the text, and special tokens, have none.
 
@@ -305,11 +315,16 @@ class HuggingFaceBackend(AwaitedInThreads):
         return LocalSession(self._engine, private, ids)
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only."""
+        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only.
+
+        Raises:
+          ModelCallError: the prompt cannot be read, or is longer than `max_prompt_tokens`.
+        """
         from langchain_dpicl.backends.hf.vocabulary import probabilities
 
         vocabulary = self._engine.vocabulary
         ids = [vocabulary.checked(token) for token in prefix]
+        self.check_public(prompt)
         settled = self._public.settled(self._public_row(prompt, self.max_prompt_tokens), ids)
         row = np.where(vocabulary.readable, probabilities(settled, vocabulary.candidates)[0], 0.0)
         best = np.argsort(-row, kind="stable")[: max(top_k, 0)]

@@ -28,7 +28,7 @@ from langchain_dpicl.backends.hf import model_checks
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.serving import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
+from langchain_dpicl.serving import ChatEmbedded, ChatLocal, EmbeddedLLM, LabelClassifier, LocalLLM
 from tests import tiny_hf
 from tests.unit_tests.serving.test_models import Listener
 
@@ -64,6 +64,25 @@ def said(model: Any, prompt: Any = PROMPT, **kwargs: Any) -> str:
 
 def streamed(model: Any, prompt: Any = PROMPT, **kwargs: Any) -> list[str]:
     return list((model | StrOutputParser()).stream(prompt, **kwargs))
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_public_prompt_that_would_be_cut_is_refused_with_its_length(is_chat):
+    """A classifier would answer from a part of its demonstrations; of a private prompt nobody may hear it."""
+    backend = engine(chat=is_chat)
+    long = "Text: the sea is blue\nTopic: blue\n\n" * 12 + "Text: x\nTopic:"
+    prompt = PromptTemplate.from_template(long.replace("x", "{text}"))
+    classifier = LabelClassifier(backend, labels=["red", "blue"], prompt=prompt)
+    words = r"a public prompt of at most 64 tokens, found \d+\. Raise max_prompt_tokens"
+    with pytest.raises(ModelCallError, match=words):
+        classifier.invoke("a lake")
+    with pytest.raises(ModelCallError, match=words):
+        backend.top_tokens(long, [], top_k=2)
+    prompt = PromptTemplate.from_template("Text: {text}\nTopic:")
+    classifier = LabelClassifier(backend, labels=["red", "blue"], prompt=prompt)
+    [short, told] = classifier.batch(["a lake", long], return_exceptions=True)
+    assert (short in {"red", "blue"}, type(told)) == (True, ModelCallError)
+    assert len(backend.open([long], []).score(backend.vocabulary())) == 1  # private: cut in silence
 
 
 class TestStandardOfLocalChat(ChatModelUnitTests):
