@@ -382,7 +382,7 @@ def plan_documents(
       topic_size: declared number of units of a topic, for sampling rates; None: `public_size` spread evenly.
       words: words of its topic that a unit casts at most; 0: none are released. None: 8 where no texts leave, else 0.
       pairs: whether pairs of released words that are neighbours are released too.
-      deny: public words that are never released.
+      deny: public words that are never released as topics or words: keywords that hold one are left out.
       noise_multiplier: noise on the texts in units of the sensitivity, instead of calibrating.
       mechanism: how a token is released; see `plan_generation`.
       design: shape of rows, with samples of no fixed size; by default `RowDesign.choose()`.
@@ -423,7 +423,7 @@ def plan_documents(
         advice = "A released word has a threshold and Gaussian noise. Give vocabulary=... for a histogram."
         raise fail("min_units, noise", "None where topics are released words", (least_units, topic_noise), advice)
     releases = _first_releases(
-        None if vocabulary is None else tuple(vocabulary),
+        None if vocabulary is None else _allowed(vocabulary, frozenset(denied)),
         _WordTerms(text_key, denied, keywords_per_unit, most, pairs, num_topics, delta, adjacency, runs),
         epsilon=target,
         topic_share=topic_share,
@@ -485,6 +485,11 @@ def _words_of_a_unit(words: int | None, documents_per_topic: int, *, pairs: bool
     if pairs and not most:
         raise fail("pairs", "False where no words of topics are released", pairs, "Give words=8.")
     return most
+
+
+def _allowed(vocabulary: Iterable[str], denied: frozenset[str]) -> tuple[str, ...]:
+    """Returns the keywords without a denied word; what is no text is refused by the rule that reads them."""
+    return tuple(each for each in vocabulary if not isinstance(each, str) or not _is_in(each, denied))
 
 
 @dataclass(frozen=True, slots=True)
@@ -774,7 +779,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             private prompts; not needed where no texts leave.
           topics: a `Topics`, or its vocabulary: public keywords that may become topics, never words of the records;
             None: words that many documents hold, which are released as such.
-          deny: public words that are never released; each entry stands for all its words.
+          deny: public words that are never released as topics or words; each entry stands for all its words. Keywords
+            that hold one are left out of the vocabulary; texts may hold them.
           max_tokens: cap of a text, in tokens.
           budget: a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig that holds one; None: the context's.
           epsilon: this component's share of the budget (all noise is calibrated to it).
@@ -1127,5 +1133,5 @@ def _check_unused(*options: Option, **given: Any) -> None:
 
 
 def _is_in(topic: str, dropped: frozenset[str]) -> bool:
-    """Whether a word of a topic was dropped."""
+    """Whether a word of a topic was dropped or denied."""
     return not dropped.isdisjoint(words_of(topic))

@@ -443,7 +443,9 @@ def add_documents(commands: Any, *, run: Any) -> None:
         metavar="N",
         help="words of --public-texts (1000), or of the embedded model's public texts",
     )
-    command.rare.add_argument("--deny", type=Path, metavar="FILE", help="PUBLIC words that must not leave, one a line")
+    command.rare.add_argument(
+        "--deny", type=Path, metavar="FILE", help="PUBLIC words that must not leave as topics or words, one a line"
+    )
     add_shared(command, "documents_per_topic", "model", "checkpoint", data=("public_size",))
 
 

@@ -114,6 +114,16 @@ class TestWhatLeaves:
         assert {"grenko", "wulbo", "late"}.isdisjoint({*dict(found.topics), *set().union(*held(found).values())})
         assert verify_report(found).ok
 
+    def test_keywords_with_denied_words_are_no_topics(self) -> None:
+        topics = Topics((*VOCABULARY, "card declined"), 3, min_units=100)
+        made = maker(topics=topics, deny=["Card, boat"])
+        assert made.plan.topics.rule.declared == ("film", "transfer")
+        found = made.run(progress=False)
+        assert held(found) == {"transfer": {"late", "wulbo"}}
+        assert verify_report(found).ok
+        with pytest.raises(ConfigurationError, match="vocabulary: expected 1 to"):
+            maker(deny=VOCABULARY)
+
     def test_a_topic_without_words_is_its_name(self) -> None:
         found = maker(notes=["my card"] * 400).run(progress=False)
         assert [document.page_content for document in found.documents] == ["card"]
