@@ -671,8 +671,9 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     r"""Turns private documents into public ones by topic, once; searching them afterwards is free.
 
     Topics are keywords of a public vocabulary with large noisy counts, or words that many units write. A unit belongs
-    to at most one topic. For each topic it releases words that many of its units write, or texts that are
-    written from its units, or both.
+    to at most one topic, the rarest in its texts. For each topic it releases words that many of its units write, or
+    texts that are written from its units, or both. A topic whose records all hold a rarer one has no units, whatever
+    its count: its texts are noise alone. Choose keywords that do not stand in the same records.
 
     Formal guarantees:
       - Everything it returns or shows is a post-processing of the topics, words, pairs and indices released under
@@ -885,7 +886,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     def topics(self) -> tuple[Weight, ...]:
         """The released topics with their noisy counts, or weights, the largest first; empty before their release.
 
-        Without those that a review took out.
+        Counts are of all units that hold a topic, also of those that belong to a rarer one. Without those that a review
+        took out.
         """
         dropped = self._found.dropped or self._found.gone or frozenset()
         topics = (pair for pair in self._found.topics or () if self._topics and not _is_in(pair[0], dropped))

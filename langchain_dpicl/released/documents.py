@@ -72,8 +72,8 @@ class SyntheticDocuments(Released):
 
     Args:
       texts: the documents, in the order of their topics.
-      topics: (keyword, noisy count of its units) pairs, the largest count first; of topics that are released words,
-        their noisy sums of weights.
+      topics: (keyword, noisy count of the units that hold it) pairs, the largest count first; of topics that are
+        released words, their noisy sums of weights. A unit may count for several, and belongs to the rarest alone.
       report: JSON-able privacy report.
       plan: JSON-able public plan.
       words: a `WordGroup` for each topic that has words, whose label is the topic.
