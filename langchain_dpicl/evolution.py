@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from numpy.typing import NDArray
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends import PrivateProcess
@@ -24,7 +26,7 @@ from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, awaitable
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.distributed import Executor, ExecutorLike, JobResult, Workplace, as_executor, iterate_in_threads
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.free_form import NO_STREAM, PublicModel, PublicRequest, distinct_texts
 from langchain_dpicl.options import (
     LLM,
@@ -144,7 +146,7 @@ class EvolutionPlan(SharePlan):
         """Returns how the votes of the smallest declared label compare with the noise on each candidate.
 
         `share_to_be_seen` is the share of the label's units that must be nearest to one candidate for its votes to
-        reach three standard deviations of the noise.
+        reach three standard deviations of the noise; above 1 they cannot.
         """
         smallest = min(size for _, size in self.public_sizes)
         scale = noise_scale(self.release)
@@ -152,7 +154,7 @@ class EvolutionPlan(SharePlan):
             "units": float(smallest),
             "votes_per_candidate": smallest / self.width,
             "noise_scale": scale,
-            "share_to_be_seen": min(1.0, 3.0 * scale / smallest),
+            "share_to_be_seen": 3.0 * scale / smallest,
         }
 
     def _numbers(self) -> dict[str, Any]:
@@ -721,6 +723,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             partition=private.dataset_id,
         )
         check_enough(plan, given)
+        _warn_of_noise(plan)
         survival = SurvivalRule(search.num_survivors, shots_per_label, search.threshold)
         model = writing_model(
             as_model(llm), executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
@@ -917,6 +920,17 @@ def check_enough(plan: EvolutionPlan, by_label: Mapping[str | None, tuple[str, .
 def _least_candidates(plan: EvolutionPlan) -> int:
     """Least number of first candidates: a vote among fewer than two would release nothing useful."""
     return max(2, plan.shots_per_label)
+
+
+def _warn_of_noise(plan: EvolutionPlan) -> None:
+    """Warns the program, before it pays, if not even all units of a label give one candidate votes to be seen by."""
+    signal = plan.expected()
+    if signal["share_to_be_seen"] > 1.0:
+        whose = "" if plan.labels == (None,) else " of the smallest label"
+        votes, units = math.ceil(3.0 * signal["noise_scale"]), int(signal["units"])
+        said = f"three deviations of it are {votes:,} votes, and only {units:,} units{whose} are declared"
+        advice = "Raise epsilon, ask for fewer rounds, or use more records."
+        warn_caller(NoisyPlanWarning(f"Noise decides which candidates survive: {said}. {advice}"))
 
 
 def _check_given(nearest: NearestRows, by_label: Mapping[str | None, tuple[str, ...]]) -> None:

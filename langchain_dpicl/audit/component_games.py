@@ -694,7 +694,7 @@ def evolution_of(
     """Builds an evolution between two candidates over units of several records that say "yes" or "no"."""
     records = [{"text": text, "unit": place} for place, text in enumerate(units) for _ in range(MANY)]
     return PrivateEvolution.from_private_examples(
-        PrivateExamples(records, public_size=1, unit_key="unit", records_per_unit=MANY),
+        PrivateExamples(records, public_size=10, unit_key="unit", records_per_unit=MANY),
         llm=RunnableLambda(lambda _: YES_LABEL),  # nothing new: a variation that is a survivor counts once
         embeddings=Opposite() if embeddings is None else embeddings,
         budget=Budget(epsilon=_EPSILON, delta=1e-6, adjacency=adjacency),

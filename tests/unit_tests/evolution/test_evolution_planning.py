@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.evolution import ROUND_TEMPLATE, PrivateEvolution, plan_evolution
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, NoisyPlanWarning
 from langchain_dpicl.options import Evolution
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ParallelEvent, RepeatedEvent
@@ -72,6 +73,22 @@ def test_costs_are_public_calls_alone_and_count_every_candidate() -> None:
     signal = plan.expected()
     assert signal["units"] == 300.0
     assert signal["share_to_be_seen"] == pytest.approx(3 * plan.noise_multiplier / 300)
+
+
+def test_a_label_whose_votes_do_not_stand_out_of_the_noise_warns_before_anything_is_spent() -> None:
+    sizes = {"card": 60, "transfer": 20}
+    private = PrivateExamples([], public_size=sizes, label_key="queue", labels=tuple(sizes))
+    given: dict[str, Any] = {"llm": EmbeddedLLM(), "epsilon": 1.0, "budget": Budget(epsilon=2.0, delta=1e-6)}
+    said = "three deviations of it are 30 votes, and only 20 units of the smallest label are declared"
+    with pytest.warns(NoisyPlanWarning, match=said) as caught:
+        made = PrivateEvolution.from_private_examples(private, **given)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert made.plan.expected()["share_to_be_seen"] == pytest.approx(3 * made.plan.noise_multiplier / 20)
+    assert made.plan.expected()["share_to_be_seen"] > 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enough = private.redeclared(dataset_id="more", public_size=60)  # 30 of each label
+        PrivateEvolution.from_private_examples(enough, **given)
 
 
 @pytest.mark.parametrize(
