@@ -1047,8 +1047,11 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         dropped, is_reviewed = entry.get(key), entry.get("is_reviewed")
         if not isinstance(dropped, list) or not all(isinstance(word, str) for word in dropped):
             raise fail("checkpoint", "what a review dropped", type(dropped).__name__)
-        if not isinstance(is_reviewed, bool) or (dropped and not is_reviewed):
+        if not isinstance(is_reviewed, bool):
             raise fail("checkpoint", "whether there was a review", type(is_reviewed).__name__)
+        # A run without a review keeps out the topics that an earlier one took out.
+        if not is_reviewed and not (self._found.gone or frozenset()).issuperset(dropped):
+            raise fail("checkpoint", "nothing dropped where there was no review", "words")
         if self._look is not None and not is_reviewed:
             advice = "Texts may hold its words. Leave the review out, and take words out with documents.without(...)."
             raise fail("Topics.review", "None, as in the run that wrote the checkpoint", "a review", advice)

@@ -178,6 +178,32 @@ class TestTheReview:
         with pytest.raises(ConfigurationError, match=r"Topics\.review"):
             maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
 
+    def test_of_topics_alone_is_gone_on_with_by_runs_without_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.jsonl"
+
+        def opened(budget: Budget, review: Any = None) -> DocumentSynthesizer:
+            topics = Topics(num_topics=4, review=review)
+            return maker(budget, topics=topics, checkpoint=kept, component="store")
+
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        budget = house(store=SQLiteStore.new(path))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(DocumentSynthesizer, "_release_words", stop)
+            opened(budget, lambda words: words[:1]).run(progress=False)
+        found = []
+        for _ in range(2):
+            budget.close()
+            ledger._IDENTITIES.clear()
+            budget = Budget.open(SQLiteStore(path))
+            found.append(opened(budget).run(progress=False))
+        assert found[0].documents == found[1].documents
+        assert len(found[0].topics) == 3
+        assert found[1].report["review"] is None  # nobody saw the words
+
     def test_of_a_run_that_could_not_store_it_is_stored_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -321,6 +347,8 @@ class TestWhatIsKept:
             (2, {"pairs": [["late boat", 300.0]]}),
             (-1, {"dropped": "late"}),
             (-1, {"dropped": [7]}),
+            (-1, {"dropped": ["late"]}),  # by no review
+            (-1, {"is_reviewed": None}),
         ],
     )
     def test_a_checkpoint_that_nobody_released_is_refused(
