@@ -986,10 +986,10 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         found = self._look(tuple(released))
         if isinstance(found, str) or not isinstance(found, Iterable):
             raise fail("Topics.review", "a function that returns the words to drop", type(found).__name__)
-        dropped = frozenset(found)
-        if others := sorted(map(str, dropped - set(released))):
+        dropped = tuple(found)
+        if others := sorted(str(word) for word in dropped if not isinstance(word, str) or word not in released):
             raise fail("Topics.review", "words to drop, of those that it was given", others[:3])
-        return dropped
+        return frozenset(dropped)
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         found = self._found

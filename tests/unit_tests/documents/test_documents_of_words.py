@@ -157,7 +157,7 @@ class TestTheReview:
         assert len(found.topics) == len(found.words) == 1
         assert verify_report(found).ok
 
-    @pytest.mark.parametrize("wrong", ["grenko", 7, ["another"], ["Grenko"]])
+    @pytest.mark.parametrize("wrong", ["grenko", 7, ["another"], ["Grenko"], [["grenko"]], [7, "grenko"]])
     def test_can_add_nothing_and_a_wrong_one_is_tried_again_for_free(self, wrong: Any) -> None:
         answers = [wrong, []]
         budget = house()
