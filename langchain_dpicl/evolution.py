@@ -634,13 +634,15 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         self._nearest = nearest
         self.survival = survival
         self._resume()
-        if self._journal is not None:
-            for population in populations:
-                # The ledger may have charged more rounds than the file holds; the smaller number is safe.
-                remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
+        for population in populations:
+            remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
+            if self._journal is not None:
                 check_paid(population.rounds, used=plan.rounds - remaining, what="rounds")
-                population.owed = min(population.owed, remaining)
-                population.done = not population.owed and population.rounds > 0
+            elif not remaining:
+                continue  # the ledger refuses its rounds and says why
+            # The ledger may have charged more rounds than are here; the smaller number is safe.
+            population.owed = min(population.owed, remaining)
+            population.done = not population.owed and population.rounds > 0
 
     @classmethod
     @door("PrivateEvolution")

@@ -275,6 +275,19 @@ def test_the_same_component_name_and_plan_is_the_same_share() -> None:
         again.run(progress=False)
 
 
+def test_the_same_component_opened_again_has_the_rounds_that_came_back() -> None:
+    budget, private = budget_of(), PrivateExamples(RECORDS, public_size=len(RECORDS))
+    given = {"private": private, "budget": budget, "component": "texts", "evolution": SEARCH.replace(rounds=4)}
+    said = iter(["a card", "a boat", "a film", "the rain"])
+    with pytest.raises(RunInterruptedError, match="1 of 4 rounds"):
+        evolution(llm=Muse(says=lambda prompt: next(said, OSError("out"))), **given).run(progress=False)
+    again = evolution(**given)
+    assert again.run(progress=False).examples == ({"text": "a card"},)
+    assert len(again.history[None]) == 3
+    assert again.is_finished
+    assert charged(budget) == 4
+
+
 def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
     private = PrivateExamples(RECORDS, public_size=len(RECORDS))
     made = evolution(private=private, evolution=SEARCH.replace(rounds=3))
