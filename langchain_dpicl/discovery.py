@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.embedded import load_tables
-from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
+from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, awaitable
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
@@ -37,6 +38,7 @@ from langchain_dpicl.privacy._validate import (
     check_name,
     check_positive_delta,
     fail,
+    is_name,
 )
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
 from langchain_dpicl.privacy.extensions.value_counts import (
@@ -50,6 +52,7 @@ from langchain_dpicl.privacy.extensions.value_counts import (
     count_release,
     least_count,
     noise_margin,
+    words_of,
 )
 from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
@@ -147,15 +150,18 @@ class DiscoveryPlan(_ModelFreePlan):
         return _priced(count_release(shown["counts"]), check_delta(shown["delta"]), shown["dataset_id"])
 
 
-def _declared(values: Any) -> tuple[Any, ...] | None:
+def _declared(values: Any) -> tuple[str, ...] | None:
     return None if values is None else _listed("values", values)
 
 
-def _listed(name: str, values: Any) -> tuple[Any, ...]:
+def _listed(name: str, values: Any) -> tuple[str, ...]:
     """Returns public texts; refuses one text, whose letters would be taken for them."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise fail(name, "a list of texts", values)
-    return tuple(values)
+    listed = tuple(values)
+    if strange := {type(each).__name__ for each in listed if not isinstance(each, str)}:
+        raise fail(name, "a list of texts", f"{min(strange)} among them")
+    return listed
 
 
 def plan_discovery(
@@ -487,15 +493,17 @@ def public_vocabulary(
     500
     """
     check_int("size", size, low=1, high=MOST_KEYWORDS)
-    left_out = frozenset(_listed("stop_words", stop_words))
+    left_out = {word for entry in _listed("stop_words", stop_words) for word in words_of(entry)}
     if texts is not None:
-        ranked_words = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=left_out).words
-        words_of_it = tuple(word for word in ranked_words if _says_something(word))[:size]
-        if not words_of_it:
+        pages = _listed("texts", texts)
+        # Cut as records are in which they are looked for, but for soft hyphens, which are marks of a page's layout.
+        counts = Counter(word for page in pages for word in set(words_of(page.replace("\u00ad", ""))))
+        found = [word for word in counts.keys() - left_out if _says_something(word)]
+        if not found:
             raise fail(
-                "texts", "texts with words of at least three letters that are not stop words", f"{len(texts)} without"
+                "texts", "texts with words of at least three letters that are not stop words", f"{len(pages)} without"
             )
-        return words_of_it
+        return tuple(sorted(found, key=lambda word: (-counts[word], -len(word), word))[:size])
     tables = load_tables()
     # The embedded model's tokens that begin with a blank are whole words; unigram counts rank them.
     pieces = (token.decode("utf-8", "ignore") for token in tables.token_bytes)
@@ -510,7 +518,7 @@ def public_vocabulary(
 
 def _says_something(word: str) -> bool:
     is_short = word.isascii() and len(word) < _FEWEST_LETTERS
-    return not is_short and "_" not in word and any(letter.isalpha() for letter in word)
+    return not is_short and is_name(word) and any(letter.isalpha() for letter in word)
 
 
 @dataclass(frozen=True, slots=True)

@@ -700,6 +700,7 @@ class TestThePublicVocabulary:
             "company",
             "shows",
             "gi\u1edbi",
+            "show",
             "new",
             "th\u1ebf",
         )
@@ -710,10 +711,25 @@ class TestThePublicVocabulary:
         assert public_vocabulary(size=300) == words
         UnitKeywords("text", 10, words)
 
+    @pytest.mark.parametrize(
+        ("page", "record"),
+        [
+            ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),  # Persian, with a joiner
+            ("Tax\u2060es", None),
+            ("loan_rate", None),
+            ("x" * 201 + " loan", None),
+            ("Konto\u00adgeb\u00fchr", "kontogeb\u00fchr"),
+        ],
+        ids=ascii,
+    )
+    def test_its_keywords_are_found_where_the_words_of_the_page_are(self, page: str, record: str | None) -> None:
+        found = public_vocabulary([page])
+        assert set(UnitKeywords("text", 9, found).of([{"text": record or page}])) == set(found)
+
     def test_refuses_public_faults(self) -> None:
-        for wrong in ({"size": 0}, {"texts": ["the"]}, {"texts": "text"}, {"texts": ["7 TV"]}):
+        for wrong in ({"size": 0}, {"texts": ["the"]}, {"texts": "text"}, {"texts": ["7 TV"]}, {"texts": ["card", 7]}):
             with pytest.raises(ConfigurationError):
                 public_vocabulary(**wrong)
-        for words in (None, "the", 5):
+        for words in (None, "the", 5, [5]):
             with pytest.raises(ConfigurationError, match="stop_words: expected a list of texts, found "):
                 public_vocabulary(["a lost card"], stop_words=words)  # type: ignore[arg-type]
