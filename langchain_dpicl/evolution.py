@@ -55,6 +55,7 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.extensions.normalized_sums import VoteVectorSum
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.bounded import MAX_WIDTH
 from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism, PoissonUnits, Release, ReleasePlan
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import Record, release_once
@@ -222,8 +223,9 @@ def plan_evolution(
     for name, value in (("rounds", rounds), ("shots_per_label", shots_per_label), ("num_survivors", num_survivors)):
         check_int(name, value, low=1)
     check_int("num_variations", num_variations, low=0 if rounds == 1 else 1)
-    usual = max(2, num_survivors * (1 + num_variations))
-    first = check_int("num_candidates", usual if num_candidates is None else num_candidates, low=2)
+    later = max(2, num_survivors * (1 + num_variations))
+    usual = check_int("num_survivors * (1 + num_variations)", later, low=2, high=MAX_WIDTH)
+    first = check_int("num_candidates", usual if num_candidates is None else num_candidates, low=2, high=MAX_WIDTH)
     if shots_per_label > num_survivors:
         advice = "Demonstrations are taken from the survivors of the last round."
         raise fail("shots_per_label", f"at most num_survivors={num_survivors}", shots_per_label, advice)

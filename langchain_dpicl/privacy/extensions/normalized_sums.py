@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Protocol, final, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int
 from langchain_dpicl.privacy.mechanisms.bounded import (
     GRID,
+    MAX_WIDTH,
     Aggregation,
     BoundedSum,
     Floats,
@@ -131,6 +132,7 @@ class VoteVectorSum(Aggregation):
           ConfigurationError: see `Aggregation.bound`.
         """
         del public
+        check_int("width", width, low=1, high=MAX_WIDTH)  # also of no rows: whether there is one is secret
         every: Any = rows
         if isinstance(rows, np.ndarray) or not isinstance(rows, SlicedRows):
             every = real_rows(every, width)

@@ -99,6 +99,8 @@ def test_a_label_whose_votes_do_not_stand_out_of_the_noise_warns_before_anything
         {"num_survivors": 0},
         {"num_variations": 0},
         {"num_candidates": 1},
+        {"num_candidates": 2**20 + 1},
+        {"num_survivors": 2**19, "num_candidates": 40},
         {"delta": 0.0},
         {"epsilon": None},
         {"adjacency": "swap"},

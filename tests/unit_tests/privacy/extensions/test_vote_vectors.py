@@ -8,7 +8,7 @@ import pytest
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.extensions import normalized_sums as aggregation
 from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
-from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import MAX_WIDTH, Sensitivity
 from tests.contracts.aggregation import CASES, AggregationContract, change
 from tests.unit_tests.privacy.mechanisms.test_aggregation import GRID, SQRT2
 
@@ -55,6 +55,15 @@ def test_rows_in_pieces_add_to_the_same_bits(monkeypatch):
     monkeypatch.setattr(aggregation, "_CELLS", 5 * 11)
     np.testing.assert_array_equal(VoteVectorSum().bound(rows, **ADD, width=11).value, whole)
     np.testing.assert_array_equal(VoteVectorSum().bound(rows[::-1], **ADD, width=11).value, whole)
+
+
+@pytest.mark.parametrize("num_units", [0, 1])
+def test_a_width_that_is_refused_is_refused_whatever_rows_there_are(num_units):
+    class Sliced(list):
+        shape = (num_units, MAX_WIDTH + 1)
+
+    with pytest.raises(ConfigurationError, match="width"):
+        VoteVectorSum().bound(Sliced(range(num_units)), **ADD, width=MAX_WIDTH + 1)
 
 
 def test_rows_that_exist_some_at_a_time_add_to_the_same_bits(monkeypatch):
