@@ -367,7 +367,7 @@ class UnitCounter(_Counting):
         """
         counted = private.label_key if field is None else _check_field(private, field)
         if counted is not None and counted == private.label_key and values is None:
-            # Declared labels are compared exactly, as the examples were checked against them.
+            # The examples were checked against their labels with their case.
             values, fold_case = private.labels, False
         if counted is not None and values is None:
             advice = "Give values=[...], or find them with ValueDiscovery."

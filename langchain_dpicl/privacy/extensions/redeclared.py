@@ -120,9 +120,10 @@ def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]
     listed = tuple(check_name("values", value) for value in values)
     known = {normalized(value, fold_case=fold_case): value for value in listed}
     if not listed or len(known) != len(listed) or "" in known:
+        case, or_keep_it = ("case, ", ", or set fold_case=False for case") if fold_case else ("", "")
         advice = (
-            "Values that differ only in case or white space are equal, and characters newer than Unicode 14 are "
-            "spaces: declare one, or set fold_case=False."
+            f"Values that differ only in {case}white space or compatible forms (NFKC) are equal, and characters newer "
+            f"than Unicode 14 are spaces: declare one{or_keep_it}."
         )
         raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
     return known

@@ -471,6 +471,16 @@ class TestPublicFaults:
             counter(private, budget, **options)
         assert budget.remaining_epsilon == 4.0
 
+    @pytest.mark.parametrize(("fold_case", "labels"), [(False, ("m\u00b2", "m2")), (True, ("Card", "card"))])
+    def test_values_that_are_equal_are_refused_with_advice_that_helps(
+        self, fold_case: bool, labels: tuple[str, ...]
+    ) -> None:
+        private = PrivateExamples([], fields=("queue",), public_size=100)
+        given: dict[str, Any] = {"field": "queue", "values": labels, "fold_case": fold_case, "epsilon": 1.0}
+        with pytest.raises(ConfigurationError, match="all distinct by the public rule") as caught:
+            UnitCounter.from_private_examples(private, budget=house(), **given)
+        assert ("set fold_case=False" in str(caught.value)) is fold_case
+
     def test_of_a_discovery_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="declared"):
             ValueDiscovery.from_private_examples(tickets(), field="queue", budget=house(), epsilon=1.0)
