@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
@@ -269,7 +270,9 @@ class ReleasedWords(Released):
             if group.words:
                 metadata = {"label": group.label, "release": release}
                 own = f"{release_id(self.report, (*group.words, *group.pairs))}-{place}"
-                made.append(Document(group.text(), metadata=metadata, id=own))
+                # A UUID, because some stores accept no other ids.
+                named = uuid.uuid5(uuid.NAMESPACE_URL, f"{WORDS_FORMAT}/{own}")
+                made.append(Document(group.text(), metadata=metadata, id=str(named)))
         return made
 
     def __len__(self) -> int:

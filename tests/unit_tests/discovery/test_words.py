@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -567,6 +568,7 @@ def test_each_label_with_words_is_a_document_of_any_store() -> None:
     assert set(new.page_content.splitlines()[1].split()) == {"gorgon", "sings", "night"}
     assert {"gorgon sings", "sings night"} == set(new.page_content.splitlines()[2:])
     assert new.id != old.id
+    assert str(uuid.UUID(new.id)) == new.id  # some stores accept no other ids
     assert found.documents == found.documents
     (alone,) = finder(notes(), house()).run().documents
     assert set(alone.page_content.split()) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
