@@ -465,8 +465,9 @@ class Topics(Option):
     """How topics of private documents are found, and which words leave of each.
 
     Args:
-      vocabulary: public keywords that may become topics, found by a noisy histogram; None: words of the documents that
-        many units write, found as `WordDiscovery` finds them.
+      vocabulary: public keywords that may become topics, found by a noisy histogram, which seldom stand in the same
+        records: a unit belongs to the rarest alone. None: words of the documents that many units write, found as
+        `WordDiscovery` finds them.
       num_topics: most topics.
       keywords_per_unit: most keywords that a unit counts for, or words that it casts for topics; None: 10, or 16 words.
       epsilon_share: part of epsilon that the topics may cost alone, in (0, 1); None: a fifth, and of topics that are
