@@ -568,7 +568,8 @@ def run_sync(walk: EffectGenerator[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        answer, failure = None, None
+        finally:
+            answer = failure = None  # breaks a cycle: the frames of an error hold this one
         try:
             answer = ask.run()
         except BaseException as error:  # noqa: BLE001  the generator closes what it opened first
@@ -593,7 +594,8 @@ async def run_async(walk: EffectGenerator[T], *, is_slow: bool = False) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        answer, failure = None, None
+        finally:
+            answer = failure = None  # see `run_sync`
         try:
             answer = await ask.arun()
         except BaseException as error:  # noqa: BLE001  see `run_sync`
@@ -607,7 +609,7 @@ async def _run_async_in_threads(walk: EffectGenerator[T]) -> T:
     has_begun = False
     while True:
         step = _NextEffect(walk, answer, failure)
-        answer = None
+        answer = failure = None
         # An answer is always delivered: it may be a place at a gate, which the generator then has to leave.
         ended, stop = await run_to_completion(step, is_optional=not has_begun, if_left=walk.close)
         has_begun = True
@@ -644,12 +646,15 @@ class _NextEffect:
 
     def __call__(self) -> Effect | None:
         answer, self._answer = self._answer, None  # may hold boxed private rows, which must not be kept
+        failure, self._failure = self._failure, None
         self.is_over = True
         try:
-            ask = self._walk.send(answer) if self._failure is None else self._walk.throw(self._failure)
+            ask = self._walk.send(answer) if failure is None else self._walk.throw(failure)
         except StopIteration as end:
             self.result = end.value
             return None
+        finally:
+            del answer, failure  # see `run_sync`
         self.is_over = False
         return ask
 

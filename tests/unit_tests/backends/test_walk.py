@@ -9,11 +9,12 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from langchain_dpicl.backends.sync_async import TopTokenRequest, run_async, run_sync
+from langchain_dpicl.backends.sync_async import Call, TopTokenRequest, run_async, run_sync
 from langchain_dpicl.exceptions import ModelCallError
 from tests.durable import cancelled_at, halfway, is_on_loop, until
 
@@ -203,14 +204,35 @@ class WatchedError(Exception):
     """One that can be watched."""
 
 
-def test_an_error_of_a_step_dies_with_whoever_holds_it() -> None:
-    def failing() -> Any:
-        yield Give(1)
-        raise WatchedError
+def fails() -> Any:
+    raise WatchedError
+
+
+async def afails() -> Any:
+    fails()
+
+
+def failing_step() -> Any:
+    yield Give(1)
+    fails()
+
+
+def failing_effect() -> Any:
+    yield Call(fails, afails)
+
+
+async def blocking(walk: Any) -> Any:
+    return run_sync(walk)
+
+
+@pytest.mark.parametrize("make", [failing_step, failing_effect])
+@pytest.mark.parametrize("drive", [blocking, run_async, partial(run_async, is_slow=True)], ids=list(DRIVERS))
+def test_an_error_dies_with_whoever_holds_it(drive: Any, make: Any) -> None:
+    """Its frames may hold prompts: a cycle would keep them until the garbage collector comes by."""
 
     async def main() -> Any:
         try:
-            await run_async(failing(), is_slow=True)
+            await drive(make())
         except WatchedError as error:
             watched, others = weakref.ref(error), (error.__cause__, error.__context__)
         await until(lambda: watched() is None)  # the thread lets go of what it did last a moment later
