@@ -461,6 +461,21 @@ class Blocking:
         return await run_in_thread(self.action)
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Walk:
+    """Runs an effect generator, which `begin` makes, to its end."""
+
+    begin: Callable[[], EffectGenerator[Any]]
+
+    def run(self) -> Any:
+        """Runs, blocking."""
+        return run_sync(self.begin())
+
+    async def arun(self) -> Any:
+        """Runs, awaiting."""
+        return await run_async(self.begin())
+
+
 @dataclass(frozen=True, slots=True)
 class TopTokenRequest:
     """Requests the likeliest tokens after a PUBLIC prompt; raises ModelCallError if the model fails."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import OpaqueRows, run_guarded
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import Rows, TextBackend, check_whole
 from langchain_dpicl.backends.langchain.texts import stops_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.rows import arun_guarded, fits
-from langchain_dpicl.backends.sync_async import Effect, start_calls
+from langchain_dpicl.backends.rows.rows import Guarded, fits
+from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, start_calls
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 MOST_CHARACTERS = 16_384
@@ -272,11 +272,8 @@ class AnswerReader(Protocol):
     def width(self) -> int:
         """Number of columns of a row."""
 
-    def rows(self, texts: Sequence[Box]) -> Rows:
-        """Returns float64[texts, width]."""
-
-    async def arows(self, texts: Sequence[Box]) -> Rows:
-        """Async twin of `rows`."""
+    def rows(self, texts: Sequence[Box]) -> EffectGenerator[Rows]:
+        """Returns float64[texts, width] (an effect generator)."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -289,11 +286,9 @@ class _EmbeddedAnswers:
     def width(self) -> int:
         return self.embeddings.dimension
 
-    def rows(self, texts: Sequence[Box]) -> Rows:
-        return self.embeddings.rows(texts)
-
-    async def arows(self, texts: Sequence[Box]) -> Rows:
-        return await self.embeddings.arows(texts)
+    def rows(self, texts: Sequence[Box]) -> EffectGenerator[Rows]:
+        rows: Rows = yield Call(lambda: self.embeddings.rows(texts), lambda: self.embeddings.arows(texts))
+        return rows
 
     def start_calls(self) -> None:
         start_calls(self.embeddings)
@@ -309,11 +304,9 @@ class _KeywordAnswers:
     def width(self) -> int:
         return len(self.domain)
 
-    def rows(self, texts: Sequence[Box]) -> Rows:
+    def rows(self, texts: Sequence[Box]) -> EffectGenerator[Rows]:
+        yield from ()  # asks nobody
         return np.array([self.domain.bits(text.reveal()) for text in texts]).reshape(len(texts), self.width)
-
-    async def arows(self, texts: Sequence[Box]) -> Rows:
-        return self.rows(texts)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -328,26 +321,22 @@ class _AnswerRequest:
     def run(self) -> OpaqueRows:
         start_calls(self.engine)
         start_calls(self.reader)
-        return run_guarded(self._rows) or OpaqueRows(self._zeros())
+        return Guarded(self._rows).run() or OpaqueRows(self._zeros())
 
     async def arun(self) -> OpaqueRows:
-        return await arun_guarded(self._arows) or OpaqueRows(self._zeros())
+        return await Guarded(self._rows).arun() or OpaqueRows(self._zeros())
 
-    def _rows(self) -> OpaqueRows:
-        answers = _scatter(self.prompts, _each(self._answers, _present(self.prompts), _fit_answers))
-        rows = _each(self.reader.rows, _present(answers), self._fit_rows)
+    def _rows(self) -> EffectGenerator[OpaqueRows]:
+        answers = _scatter(self.prompts, (yield from _each(self._answers, _present(self.prompts), _fit_answers)))
+        rows = yield from _each(self.reader.rows, _present(answers), self._fit_rows)
         return self._boxed(answers, rows)
 
-    async def _arows(self) -> OpaqueRows:
-        answers = _scatter(self.prompts, await _aeach(self._aanswers, _present(self.prompts), _fit_answers))
-        rows = await _aeach(self.reader.arows, _present(answers), self._fit_rows)
-        return self._boxed(answers, rows)
-
-    def _answers(self, prompts: Sequence[Box]) -> list[str]:
-        return self.engine.complete([prompt.reveal() for prompt in prompts], **self.options)
-
-    async def _aanswers(self, prompts: Sequence[Box]) -> list[str]:
-        return await self.engine.acomplete([prompt.reveal() for prompt in prompts], **self.options)
+    def _answers(self, prompts: Sequence[Box]) -> EffectGenerator[list[str]]:
+        answers: list[str] = yield Call(
+            lambda: self.engine.complete([prompt.reveal() for prompt in prompts], **self.options),
+            lambda: self.engine.acomplete([prompt.reveal() for prompt in prompts], **self.options),
+        )
+        return answers
 
     def _fit_rows(self, rows: Any, count: int) -> list[Any] | None:
         """Returns one row per text, or None for any other result."""
@@ -364,28 +353,22 @@ class _AnswerRequest:
 
 
 def _each(
-    action: Callable[[Sequence[Box]], Any], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
-) -> list[Any]:
+    action: Callable[[Sequence[Box]], EffectGenerator[Any]],
+    boxes: Sequence[Box],
+    fit: Callable[[Any, int], list[Any] | None],
+) -> EffectGenerator[list[Any]]:
     """Returns an action's result for each box: of all at once or, if that fails, one by one; None where it fails."""
-    if not boxes:
-        return []
-    results = run_guarded(lambda: fit(action(boxes), len(boxes)))
-    if results is None and len(boxes) > 1:
-        results = [one for box in boxes for one in _each(action, [box], fit)]
-    return [None] * len(boxes) if results is None else results
 
-
-async def _aeach(
-    action: Callable[[Sequence[Box]], Awaitable[Any]], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
-) -> list[Any]:
-    async def together() -> list[Any] | None:
-        return fit(await action(boxes), len(boxes))
+    def together() -> EffectGenerator[list[Any] | None]:
+        return fit((yield from action(boxes)), len(boxes))
 
     if not boxes:
         return []
-    results = await arun_guarded(together)
+    results = yield Guarded(together)
     if results is None and len(boxes) > 1:
-        results = [one for box in boxes for one in await _aeach(action, [box], fit)]
+        results = []
+        for box in boxes:
+            results += yield from _each(action, [box], fit)
     return [None] * len(boxes) if results is None else results
 
 

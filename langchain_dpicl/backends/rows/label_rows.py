@@ -29,19 +29,23 @@ from langchain_dpicl.backends.base import (
     Token,
 )
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
-from langchain_dpicl.backends.rows.rows import arun_guarded
+from langchain_dpicl.backends.rows.rows import Guarded
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     Call,
     Effect,
+    EffectGenerator,
     Outage,
     PublicAnswer,
     TopTokenRequest,
+    Walk,
     apublic_call,
     calls_at_once,
     check_silent,
     concurrency_limit,
     public_call,
+    run_async,
+    run_sync,
     start_calls,
 )
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, NoisyPlanWarning
@@ -295,33 +299,25 @@ class Scorer(ABC):
     def check_form(self) -> None:
         """Refuses an engine whose private rows have a form that nobody reads, or to which labels are ambiguous."""
         if self.method:
-            _check_form(self.score([]), self.method)
+            _check_form(self.score([]).run(), self.method)
 
     async def acheck_form(self) -> None:
         """As `check_form`, of the awaited method; no constructor can await it, so the first query does, uncharged."""
         if self.method and not self._has_awaited_form:
-            _check_form(await self.ascore([]), f"a{self.method}")
+            _check_form(await self.score([]).arun(), f"a{self.method}")
             self._has_awaited_form = True
 
     @abstractmethod
-    def score(self, prompts: Sequence[str]) -> Rows:
-        """Returns float64[prompts, columns] for private prompts, in one call."""
-
-    @abstractmethod
-    async def ascore(self, prompts: Sequence[str]) -> Rows:
-        """Async twin of `score`."""
+    def score(self, prompts: Sequence[str]) -> Effect:
+        """Returns the effect that computes float64[prompts, columns] for private prompts, in one call."""
 
     @abstractmethod
     def read(self, scores: Rows) -> Rows:
         """Returns float64[prompts, width] label probabilities from float64[prompts, columns], each row alone."""
 
     @abstractmethod
-    def public(self, prompt: str) -> list[float]:
-        """Returns the label probabilities of one public prompt; raises where its call failed."""
-
-    @abstractmethod
-    async def apublic(self, prompt: str) -> list[float]:
-        """Async twin of `public`."""
+    def public(self, prompt: str) -> EffectGenerator[list[float]]:
+        """Returns the label probabilities of one public prompt; raises where its call failed (an effect generator)."""
 
     def of_batches(self, *, needs_text: bool) -> Scorer:  # noqa: ARG002  an override does
         """Returns the scorer of many public prompts: this one, or one that reports more about failed calls.
@@ -356,11 +352,11 @@ class _Choices(Scorer):
         self.calls_at_once = calls_at_once(engine)
         self.method = "" if self._public is None else "score_choices"
 
-    def score(self, prompts: Sequence[str]) -> Rows:
-        return self._engine.score_choices(prompts, self.texts)
-
-    async def ascore(self, prompts: Sequence[str]) -> Rows:
-        return await self._engine.ascore_choices(prompts, self.texts)
+    def score(self, prompts: Sequence[str]) -> Effect:
+        return Call(
+            lambda: self._engine.score_choices(prompts, self.texts),
+            lambda: self._engine.ascore_choices(prompts, self.texts),
+        )
 
     def read(self, scores: Rows) -> Rows:
         texts = self._reading(scores)
@@ -370,16 +366,15 @@ class _Choices(Scorer):
         tells = self.kind == "text votes" and isinstance(self._engine, OtherBackend)
         return _WithOther(self._engine, self, is_counted=not needs_text) if tells else self
 
-    def public(self, prompt: str) -> list[float]:
-        if self._public is not None:
-            return self._answer(self._public.score_public(prompt, self.texts)[None])
-        return self._answer(self._engine.score_choices([prompt], self.texts))
-
-    async def apublic(self, prompt: str) -> list[float]:
-        if self._public is not None:
-            await self.acheck_form()
-            return self._answer((await self._public.ascore_public(prompt, self.texts))[None])
-        return self._answer(await self._engine.ascore_choices([prompt], self.texts))
+    def public(self, prompt: str) -> EffectGenerator[list[float]]:
+        engine = self._public
+        if engine is None:
+            return self._answer((yield self.score([prompt])))
+        yield Call(lambda: None, self.acheck_form)  # the constructor has checked the blocking method
+        row = yield Call(
+            lambda: engine.score_public(prompt, self.texts), lambda: engine.ascore_public(prompt, self.texts)
+        )
+        return self._answer(row[None])
 
     def _answer(self, scores: Rows) -> list[float]:
         fitted = fitting(scores, 1, self.columns)
@@ -413,11 +408,11 @@ class _WithOther(Scorer):
         self.width, self.columns = choices.width + 1, choices.columns + 1
         self._places = (*choices.places, choices.width)
 
-    def score(self, prompts: Sequence[str]) -> Rows:
-        return self._engine.score_with_other(prompts, self._choices.texts)
-
-    async def ascore(self, prompts: Sequence[str]) -> Rows:
-        return await self._engine.ascore_with_other(prompts, self._choices.texts)
+    def score(self, prompts: Sequence[str]) -> Effect:
+        return Call(
+            lambda: self._engine.score_with_other(prompts, self._choices.texts),
+            lambda: self._engine.ascore_with_other(prompts, self._choices.texts),
+        )
 
     def read(self, scores: Rows) -> Rows:
         return per_label(log_of_probabilities(scores), self._places, self.width)
@@ -425,19 +420,10 @@ class _WithOther(Scorer):
     def of_batches(self, *, needs_text: bool) -> Scorer:
         return _WithOther(self._engine, self._choices, is_counted=not needs_text)
 
-    def public(self, prompt: str) -> list[float]:
+    def public(self, prompt: str) -> EffectGenerator[list[float]]:
+        yield Call(lambda: None, self.acheck_form)  # the constructor has checked the blocking method
         try:
-            row = self._choices.public(prompt)
-        except BlankAnswerError:
-            if not self._is_counted:
-                raise
-            row = [0.0] * self._choices.width
-        return _or_other(row)
-
-    async def apublic(self, prompt: str) -> list[float]:
-        await self.acheck_form()
-        try:
-            row = await self._choices.apublic(prompt)
+            row = yield from self._choices.public(prompt)
         except BlankAnswerError:
             if not self._is_counted:
                 raise
@@ -460,13 +446,13 @@ class _FirstTokens(Scorer):
         self._places = tuple(self._place_of.values())
         self.width, self.columns = len(labels), len(self._domain)
 
-    def score(self, prompts: Sequence[str]) -> Rows:
-        with contextlib.closing(self._engine.open(prompts, ())) as session:
-            return session.score(self._domain)
+    def score(self, prompts: Sequence[str]) -> Effect:
+        return Walk(partial(self._score, prompts))
 
-    async def ascore(self, prompts: Sequence[str]) -> Rows:
+    def _score(self, prompts: Sequence[str]) -> EffectGenerator[Rows]:
         with contextlib.closing(self._engine.open(prompts, ())) as session:
-            return await session.ascore(self._domain)
+            rows: Rows = yield Call(lambda: session.score(self._domain), lambda: session.ascore(self._domain))
+            return rows
 
     def read(self, scores: Rows) -> Rows:
         per_row: list[list[tuple[int, float]]] = [[] for _ in scores]
@@ -475,11 +461,8 @@ class _FirstTokens(Scorer):
             per_row[row].append((self._places[column], value))
         return np.array([shares(own, self.width) for own in per_row]).reshape(len(per_row), self.width)
 
-    def public(self, prompt: str) -> list[float]:
-        return self._shares(self._top_tokens(prompt).run())
-
-    async def apublic(self, prompt: str) -> list[float]:
-        return self._shares(await self._top_tokens(prompt).arun())
+    def public(self, prompt: str) -> EffectGenerator[list[float]]:
+        return self._shares((yield self._top_tokens(prompt)))
 
     def _top_tokens(self, prompt: str) -> TopTokenRequest:
         limit = self._engine.max_top_k
@@ -681,9 +664,19 @@ class LabelRows:
         The answer raises ModelCallError where a call failed, one on a content-free input included. The first without a
         label warns (`NoisyPlanWarning`).
         """
-        rows = tuple(row if self._calibrate else row[:1] for row in prompts)
-        texts = [text for row in rows for text in row]
-        return _PublicRowsRequest(self, self.request_public_texts(texts, needs_text=needs_text), rows)
+        return Walk(lambda: self._public_rows(prompts, needs_text=needs_text))
+
+    def _public_rows(
+        self, prompts: Sequence[tuple[str, ...]], *, needs_text: bool
+    ) -> EffectGenerator[NDArray[np.float64]]:
+        asked = [row if self._calibrate else row[:1] for row in prompts]
+        texts = [text for row in asked for text in row]
+        scores: Mapping[str, LabelScores] = yield self.request_public_texts(texts, needs_text=needs_text)
+        rows = [self.calibrated(scores[own], [scores[text] for text in free]) for own, *free in asked]
+        labels = self.width - self._other  # a column behind them counts answers without one
+        if not all(any(row[:labels]) for row in rows):
+            self._warn_without_label()
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.width)
 
     def public_row(self, prompts: tuple[str, ...]) -> PublicAnswer:
         """Returns the effect for float64[1, width] after one PUBLIC row of prompts; raises as `request_public_rows`."""
@@ -732,7 +725,7 @@ class LabelRows:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
         return calibrate_contextually(own, free, is_exact=self._scorer.is_exact)
 
-    def warn_without_label(self) -> None:
+    def _warn_without_label(self) -> None:
         """Warns, once, that a PUBLIC prompt was answered without a label."""
         if not self._has_warned:
             self._has_warned = True  # before: where warnings are errors, the next answer is not lost as well
@@ -754,14 +747,14 @@ class _LabelRequest:
         try:
             start_calls(self.engine)
             # The frames below hold private values; a stop is raised again from a frame without them.
-            return run_guarded(self._rows) or self._nothing()
+            return Guarded(self._rows).run() or self._nothing()
         finally:
             self.prompts = ()
 
     async def arun(self) -> OpaqueRows:
         self._once()
         try:
-            return await arun_guarded(self._arows) or self._nothing()
+            return await Guarded(self._rows).arun() or self._nothing()
         finally:
             self.prompts = ()
 
@@ -777,34 +770,18 @@ class _LabelRequest:
     def _texts(self) -> list[str]:
         return [text for row in self.prompts if row for text in row]
 
-    def _rows(self) -> OpaqueRows:
+    def _rows(self) -> EffectGenerator[OpaqueRows]:
         texts = self._texts()
-        found = run_guarded(lambda: self._score(texts)) if texts else self._empty(0)
+        found = (yield Guarded(partial(self._score, texts))) if texts else self._empty(0)
         if found is None:
             found = self._empty(len(texts))
             for place, text in enumerate(texts):
-                one = run_guarded(lambda text=text: self._score([text]))  # type: ignore[misc]
+                one = yield Guarded(partial(self._score, [text]))
                 found[place] = 0.0 if one is None else one[0]
         return self._spread(found)
 
-    async def _arows(self) -> OpaqueRows:
-        texts = self._texts()
-        found = await arun_guarded(lambda: self._ascore(texts)) if texts else self._empty(0)
-        if found is None:
-            found = self._empty(len(texts))
-            for place, text in enumerate(texts):
-                one = await arun_guarded(lambda text=text: self._ascore([text]))  # type: ignore[misc]
-                found[place] = 0.0 if one is None else one[0]
-        return self._spread(found)
-
-    def _score(self, texts: list[str]) -> Rows | None:
-        return self._read(self.scorer.score(texts), len(texts))
-
-    async def _ascore(self, texts: list[str]) -> Rows | None:
-        return self._read(await self.scorer.ascore(texts), len(texts))
-
-    def _read(self, scores: object, num_texts: int) -> Rows | None:
-        fitted = fitting(scores, num_texts, self.scorer.columns)
+    def _score(self, texts: list[str]) -> EffectGenerator[Rows | None]:
+        fitted = fitting((yield self.scorer.score(texts)), len(texts), self.scorer.columns)
         return None if fitted is None else self.scorer.read(fitted)
 
     def _empty(self, num_texts: int) -> Rows:
@@ -838,24 +815,20 @@ class _PublicTextsRequest:
     keep_errors: bool
 
     def run(self) -> dict[str, LabelScores | ModelCallError]:
-        return public_call(self._score)
+        return public_call(lambda: run_sync(self._score()))
 
     async def arun(self) -> dict[str, LabelScores | ModelCallError]:
-        return await apublic_call(self._ascore)
+        return await apublic_call(lambda: run_async(self._score()))
 
-    def _score(self) -> dict[str, LabelScores | ModelCallError]:
-        found = self._alone(self.texts[: self._num_alone])
+    def _score(self) -> EffectGenerator[dict[str, LabelScores | ModelCallError]]:
+        found: dict[str, LabelScores | ModelCallError] = yield self._each_alone(self.texts[: self._num_alone])
         for texts in self._batches():
-            read = self._read(texts, self.scorer.score(texts))
-            found |= read | self._alone([text for text in texts if text not in read])
+            read = self._read(texts, (yield self.scorer.score(texts)))
+            found |= read | (yield self._each_alone([text for text in texts if text not in read]))
         return found
 
-    async def _ascore(self) -> dict[str, LabelScores | ModelCallError]:
-        found = await self._aalone(self.texts[: self._num_alone])
-        for texts in self._batches():
-            read = self._read(texts, await self.scorer.ascore(texts))
-            found |= read | await self._aalone([text for text in texts if text not in read])
-        return found
+    def _each_alone(self, texts: Sequence[str]) -> Call:
+        return Call(partial(self._alone, texts), partial(self._aalone, texts))
 
     @property
     def _num_alone(self) -> int:
@@ -871,11 +844,11 @@ class _PublicTextsRequest:
 
     def _alone(self, texts: Sequence[str]) -> dict[str, LabelScores | ModelCallError]:
         if not self.keep_errors:
-            return {text: self.scorer.public(text)[: self.width] for text in texts}
+            return {text: run_sync(self.scorer.public(text))[: self.width] for text in texts}
 
         def ask(text: str) -> LabelScores | ModelCallError:
             try:
-                return self.scorer.public(text)[: self.width]
+                return run_sync(self.scorer.public(text))[: self.width]
             except ModelCallError as error:
                 return error
 
@@ -884,36 +857,14 @@ class _PublicTextsRequest:
 
     async def _aalone(self, texts: Sequence[str]) -> dict[str, LabelScores | ModelCallError]:
         if not self.keep_errors:
-            return {text: (await self.scorer.apublic(text))[: self.width] for text in texts}
+            return {text: (await run_async(self.scorer.public(text)))[: self.width] for text in texts}
         gate = asyncio.Semaphore(concurrency_limit() or _ALONE_AT_ONCE)
 
         async def ask(text: str) -> LabelScores | ModelCallError:
             async with gate:
                 try:
-                    return (await self.scorer.apublic(text))[: self.width]
+                    return (await run_async(self.scorer.public(text)))[: self.width]
                 except ModelCallError as error:
                     return error
 
         return dict(zip(texts, await asyncio.gather(*map(ask, texts)), strict=True))
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class _PublicRowsRequest:
-    """Computes the rows of public prompts, calibrated by their content-free ones."""
-
-    rows: LabelRows
-    ask: Effect
-    prompts: tuple[tuple[str, ...], ...]
-
-    def run(self) -> NDArray[np.float64]:
-        return self._read(self.ask.run())
-
-    async def arun(self) -> NDArray[np.float64]:
-        return self._read(await self.ask.arun())
-
-    def _read(self, scores: Mapping[str, LabelScores]) -> NDArray[np.float64]:
-        rows = [self.rows.calibrated(scores[own], [scores[text] for text in free]) for own, *free in self.prompts]
-        labels = self.rows.width - self.rows.counts_other  # a column behind them counts answers without one
-        if not all(any(row[:labels]) for row in rows):
-            self.rows.warn_without_label()
-        return np.array(rows, dtype=np.float64).reshape(len(rows), self.rows.width)

@@ -6,8 +6,9 @@ import math
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
@@ -16,13 +17,13 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
+from langchain_dpicl._opaque import Opaque, OpaqueRows
 from langchain_dpicl.backends.base import Rows, check_whole
 from langchain_dpicl.backends.embedded import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.rows import arun_guarded
-from langchain_dpicl.backends.sync_async import Effect, run_in_thread, start_calls
+from langchain_dpicl.backends.rows.rows import Guarded
+from langchain_dpicl.backends.sync_async import Blocking, Call, Effect, EffectGenerator, Walk, start_calls
 from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
@@ -123,15 +124,23 @@ class PrivateDirections(Opaque):
     def _name(self, text: str) -> bytes:
         return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
 
-    def _new(self, texts: Mapping[bytes, str], *, most: int | None = None) -> Iterator[dict[bytes, OpaqueValue[str]]]:
-        """Yields the texts whose directions are unknown, at most so many at once."""
+    def _public(self, texts: Sequence[str]) -> Effect:
+        """Returns the effect that embeds PUBLIC texts."""
+        return Call(lambda: self.embeddings.public(texts), lambda: self.embeddings.apublic(texts))
+
+    def _learn(self, texts: Mapping[bytes, str], *, most: int | None = None) -> EffectGenerator[None]:
+        """Embeds the texts whose directions are unknown, at most so many at once (an effect generator)."""
         stored = self._held.reveal()
         new = [name for name in texts if name not in stored]
         step = most or max(1, len(new))
         for first in range(0, len(new), step):
-            yield {name: OpaqueValue(texts[name]) for name in new[first : first + step]}
+            names = new[first : first + step]
+            self._note(names, (yield self._embedded([OpaqueValue(texts[name]) for name in names])))
 
-    def _note(self, new: Mapping[bytes, OpaqueValue[str]], vectors: Rows) -> None:
+    def _embedded(self, boxes: Sequence[OpaqueValue[str]]) -> Effect:
+        return Call(lambda: self.embeddings.rows(boxes), lambda: self.embeddings.arows(boxes))
+
+    def _note(self, new: Sequence[bytes], vectors: Rows) -> None:
         """Stores new directions."""
         directions = [direction_of(row, self._length) for row in vectors]
         held = {name: row for name, row in zip(new, directions, strict=True) if row.any()}
@@ -186,27 +195,22 @@ class NearestRows(PrivateDirections):
 
     def request_public(self, texts: Sequence[str]) -> Effect:
         """Returns the effect that computes the `Candidates` of PUBLIC texts; it raises where a call fails."""
-        return _CandidateRequest(self.embeddings, tuple(texts))
+        return Walk(partial(self._candidates, tuple(texts)))
+
+    def _candidates(self, texts: Texts) -> EffectGenerator[Candidates]:
+        vectors = yield self._public(texts)
+        return Candidates(texts, np.array([direction_of(row) for row in vectors]).reshape(len(texts), -1))
 
     def ask(self, units: Sequence[Texts | None], candidates: Candidates) -> Effect:
         """Returns the effect that computes the rows of these private units: `OpaqueRows` of `UnitVotes`."""
         return _VoteRequest(self, tuple(None if unit is None else OpaqueValue(unit) for unit in units), candidates)
 
-    def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
-        """Returns the votes; private, to be called below `run_guarded`."""
+    def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> EffectGenerator[OpaqueRows]:
+        """Returns the votes, boxed (an effect generator); private, to be run by `Guarded`."""
         texts = self._distinct(units)
-        for new in self._new(texts):
-            self._note(new, self.embeddings.rows(list(new.values())))
+        yield from self._learn(texts)
         self._known(texts)  # drops the directions of texts that no unit has any more
-        return self._votes(units, candidates)
-
-    async def arows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
-        """Async twin of `rows`."""
-        texts = self._distinct(units)
-        for new in self._new(texts):
-            self._note(new, await self.embeddings.arows(list(new.values())))
-        self._known(texts)  # drops the directions of texts that no unit has any more
-        return self._votes(units, candidates)
+        return OpaqueRows(self._votes(units, candidates))
 
     def _distinct(self, units: Sequence[OpaqueValue[Texts] | None]) -> dict[bytes, str]:
         """Returns every text that may vote once, by its hash."""
@@ -235,24 +239,6 @@ class NearestRows(PrivateDirections):
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class _CandidateRequest:
-    """Asks for the directions of PUBLIC texts."""
-
-    embeddings: SilentEmbeddings
-    texts: Texts
-
-    def run(self) -> Candidates:
-        return self._read(self.embeddings.public(self.texts))
-
-    async def arun(self) -> Candidates:
-        return self._read(await self.embeddings.apublic(self.texts))
-
-    def _read(self, vectors: Rows) -> Candidates:
-        directions = np.array([direction_of(row) for row in vectors]).reshape(len(self.texts), -1)
-        return Candidates(self.texts, directions)
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _VoteRequest:
     """Computes the votes of one release; private frames run below `run_guarded`, so a stop finds hidden values only."""
 
@@ -262,25 +248,26 @@ class _VoteRequest:
 
     def run(self) -> OpaqueRows:
         start_calls(self.source.embeddings)
-        votes = run_guarded(lambda: OpaqueRows(self.source.rows(self.units, self.candidates)))
-        if votes is None:  # then unit by unit, so that a fault stays in its own row
-            votes = self._stack([run_guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
-        return votes
+        return Guarded(self._rows).run() or self._nothing()
 
     async def arun(self) -> OpaqueRows:
-        async def boxed() -> OpaqueRows:
-            return OpaqueRows(await self.source.arows(self.units, self.candidates))
+        return await Guarded(self._rows).arun() or self._nothing()
 
-        votes = await arun_guarded(boxed)
-        if votes is None:
-            votes = self._stack([await arun_guarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+    def _nothing(self) -> OpaqueRows:
+        return self._stack([None] * len(self.units))
+
+    def _rows(self) -> EffectGenerator[OpaqueRows]:
+        votes: OpaqueRows | None = yield self._asked(self.units)
+        if votes is None:  # then unit by unit, so that a fault stays in its own row
+            boxes: list[OpaqueRows | None] = []
+            for unit in self.units:
+                box = yield self._asked((unit,))
+                boxes.append(box)
+            votes = self._stack(boxes)
         return votes
 
-    def _one(self, unit: OpaqueValue[Texts] | None) -> OpaqueRows:
-        return OpaqueRows(self.source.rows((unit,), self.candidates))
-
-    async def _aone(self, unit: OpaqueValue[Texts] | None) -> OpaqueRows:
-        return OpaqueRows(await self.source.arows((unit,), self.candidates))
+    def _asked(self, units: tuple[OpaqueValue[Texts] | None, ...]) -> Effect:
+        return Guarded(lambda: self.source.rows(units, self.candidates))
 
     def _stack(self, boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:
         """Stacks boxed rows of single units; a row that failed is zeros."""
@@ -508,36 +495,33 @@ class SimilarTexts(PrivateDirections):
 
     def request_public(self, text: str) -> Effect:
         """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
-        return _DirectionRequest(self.embeddings, text)
+        return Walk(partial(self._direction, text))
+
+    def _direction(self, text: str) -> EffectGenerator[NDArray[np.float64]]:
+        vectors = yield self._public([text])
+        return direction_of(vectors[0], _SINGLE)
 
     def ask(self, units: UnitTexts | Sequence[Texts], query: NDArray[np.float64] | None) -> Effect:
         """Returns the effect for `OpaqueRows`: `Near` by the place of PRIVATE units; without a query none is near."""
         listed = _ListedTexts(units) if isinstance(units, Sequence) else units
         return _NeighbourRequest(self, listed, query)
 
-    def near(self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True) -> dict[int, Near]:
-        """Returns the units with near texts; private: call below `run_guarded`. `is_all`: no others have texts."""
-        version, kept = units.version, self._up_to_date(units)
-        if kept is None or kept.missing:
-            named, texts = self._named(units, kept)
-            for new in self._new(texts, most=_EMBEDDED):
-                self._note(new, self.embeddings.rows(list(new.values())))
-            kept = self._matrix(units, version, named, texts, kept, is_all=is_all)
-        return self._compare(kept, query)
-
-    async def anear(
+    def near(
         self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True
-    ) -> dict[int, Near]:
-        """Async twin of `near`; long steps run in threads."""
+    ) -> EffectGenerator[OpaqueRows]:
+        """Returns the units with near texts, boxed (an effect generator); private, to be run by `Guarded`.
+
+        Args:
+          units: the units.
+          query: the direction of the public query; None: none is near.
+          is_all: no others have texts.
+        """
         version, kept = units.version, self._up_to_date(units)
         if kept is None or kept.missing:
-            named, texts = await run_in_thread(lambda: self._named(units, kept))
-            for new in self._new(texts, most=_EMBEDDED):
-                self._note(new, await self.embeddings.arows(list(new.values())))
-            old = kept
-            kept = await run_in_thread(lambda: self._matrix(units, version, named, texts, old, is_all=is_all))
-        ready = kept
-        return await run_in_thread(lambda: self._compare(ready, query))
+            named, texts = yield Blocking(partial(self._named, units, kept))
+            yield from self._learn(texts, most=_EMBEDDED)
+            kept = yield Blocking(partial(self._matrix, units, version, named, texts, kept, is_all=is_all))
+        return OpaqueRows((yield Blocking(partial(self._compare, kept, query))))
 
     @override
     def forget(self) -> None:
@@ -619,20 +603,6 @@ class SimilarTexts(PrivateDirections):
         return f"SimilarTexts({self.embeddings.name!r}, threshold={self.threshold}, most={self.most})"
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class _DirectionRequest:
-    """Asks for the direction of a PUBLIC text."""
-
-    embeddings: SilentEmbeddings
-    text: str
-
-    def run(self) -> NDArray[np.float64]:
-        return direction_of(self.embeddings.public([self.text])[0], _SINGLE)
-
-    async def arun(self) -> NDArray[np.float64]:
-        return direction_of((await self.embeddings.apublic([self.text]))[0], _SINGLE)
-
-
 @dataclass(slots=True, repr=False, eq=False)
 class _NeighbourRequest:
     """Finds the near texts once; private frames run below `run_guarded`, so a stop finds empty boxes only."""
@@ -646,24 +616,25 @@ class _NeighbourRequest:
         self._once()
         try:
             start_calls(self.source.embeddings)
-            near = run_guarded(lambda: OpaqueRows(self.source.near(self.units, self.query)))
-            if near is None:  # then unit by unit, so that a fault stays with its own unit
-                near = _join_boxes([run_guarded(lambda at=at: self._one(at)) for at in self._places()])  # type: ignore[misc]
+            return Guarded(self._near).run() or OpaqueRows({})
         finally:
             self.units = _ListedTexts(())
-        return near
 
     async def arun(self) -> OpaqueRows:
-        async def boxed() -> OpaqueRows:
-            return OpaqueRows(await self.source.anear(self.units, self.query))
-
         self._once()
         try:
-            near = await arun_guarded(boxed)
-            if near is None:
-                near = _join_boxes([await arun_guarded(lambda at=at: self._aone(at)) for at in self._places()])  # type: ignore[misc]
+            return await Guarded(self._near).arun() or OpaqueRows({})
         finally:
             self.units = _ListedTexts(())
+
+    def _near(self) -> EffectGenerator[OpaqueRows]:
+        near: OpaqueRows | None = yield Guarded(lambda: self.source.near(self.units, self.query))
+        if near is None:  # then unit by unit, so that a fault stays with its own unit
+            boxes: list[OpaqueRows | None] = []
+            for place in range(len(self.units)):
+                box = yield Guarded(partial(self._alone, place))
+                boxes.append(box)
+            near = _join_boxes(boxes)
         return near
 
     def _once(self) -> None:
@@ -672,17 +643,8 @@ class _NeighbourRequest:
             raise ConfigurationError("expected one call, found a second; make new rows for each query")
         self.is_answered = True
 
-    def _places(self) -> range:
-        return range(len(self.units))
-
-    def _alone(self, place: int) -> _ListedTexts:
-        return _ListedTexts((self.units.own(place),))
-
-    def _one(self, place: int) -> OpaqueRows:
-        return OpaqueRows(self.source.near(self._alone(place), self.query, is_all=False))
-
-    async def _aone(self, place: int) -> OpaqueRows:
-        return OpaqueRows(await self.source.anear(self._alone(place), self.query, is_all=False))
+    def _alone(self, place: int) -> EffectGenerator[OpaqueRows]:
+        return self.source.near(_ListedTexts((self.units.own(place),)), self.query, is_all=False)
 
 
 def _join_boxes(boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:

@@ -36,6 +36,8 @@ from langchain_dpicl.backends.sync_async import (
     is_in_loop,
     public_call,
     public_failure,
+    run_async,
+    run_sync,
     start_calls,
     start_thread,
     stopping_calls,
@@ -60,6 +62,21 @@ async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
     if stop is not None:
         raise stop
     return None
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Guarded:
+    """Runs a private effect generator below `run_guarded`: None where it raised, and a stop without its frames."""
+
+    begin: Callable[[], EffectGenerator[Any]]
+
+    def run(self) -> Any:
+        """Runs, blocking."""
+        return run_guarded(lambda: run_sync(self.begin()))
+
+    async def arun(self) -> Any:
+        """Runs, awaiting."""
+        return await arun_guarded(lambda: run_async(self.begin()))
 
 
 @dataclass(slots=True, repr=False, eq=False)

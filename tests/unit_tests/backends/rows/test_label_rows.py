@@ -470,6 +470,29 @@ class TestNothingIsKept:
         assert followed() is None
 
     @DRIVERS
+    def test_what_the_engine_raised_for_a_row_is_gone_with_it(self, is_async: bool) -> None:
+        class WatchedError(Exception):
+            """One that can be watched."""
+
+        class Failing(Choices):
+            def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+                error = WatchedError(CANARY)
+                raised.append(weakref.ref(error))
+                try:
+                    raise error
+                finally:
+                    del error
+
+        raised: list[Any] = []
+        ask = LabelRows(Failing(), LABELS, calibrate=False).ask(((CANARY,), (CANARY,)))
+        gc.disable()
+        try:
+            asyncio.run(ask.arun()) if is_async else ask.run()
+            assert [one() for one in raised] == [None] * 3
+        finally:
+            gc.enable()
+
+    @DRIVERS
     def test_an_ask_answers_once(self, is_async: bool) -> None:
         ask = LabelRows(Choices(), LABELS, calibrate=False).ask(((CANARY,),))
         ask.run()

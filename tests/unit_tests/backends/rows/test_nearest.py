@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl import Retrieval
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.neighbour_rows import (
     Candidates,
@@ -24,6 +25,7 @@ from langchain_dpicl.backends.rows.neighbour_rows import (
 )
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivateAccessError
 from tests.evolution_doubles import Topical
+from tests.unit_tests.test_private_frames import locals_of_ours
 
 CANDIDATES = ("a card", "a boat", "a film")
 ALONE = "LocalEmbeddings(topics=False)"
@@ -176,6 +178,34 @@ def test_ctrl_c_goes_on_without_a_text() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         source.ask([(CANARY,)], candidates).run()
     assert "canary" not in f"{caught.value.args}{caught.value.__context__}{caught.value.__cause__}"
+
+
+@pytest.mark.parametrize("kind", [NearestRows, SimilarTexts])
+@pytest.mark.parametrize("is_async", [False, True], ids=["run", "arun"])
+def test_ctrl_c_unit_by_unit_leaves_no_row_of_those_before(
+    kind: Any, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes show nothing, and a debugger opens boxes: those that frames hold after a stop are empty."""
+    packed = kind._packed
+
+    def stops(self: Any, directions: Any) -> Any:
+        calls.append(len(directions))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return packed(self, directions if len(calls) > 1 else None)
+
+    calls: list[int] = []
+    source = NearestRows(Topical()) if kind is NearestRows else SimilarTexts(Topical(), threshold=0.1)
+    public: Any = CANDIDATES if kind is NearestRows else CANDIDATES[0]
+    ask = source.ask([("my card",), ("a boat",)], source.request_public(public).run())
+    monkeypatch.setattr(kind, "_packed", stops)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        asyncio.run(ask.arun()) if is_async else ask.run()
+    assert calls == [2, 1, 1]
+    held = [value for value in locals_of_ours(caught.value) if not isinstance(value, str)]
+    boxes = [box for value in held for box in (value if isinstance(value, list) else [value])]
+    assert boxes
+    assert not any(box._rows for box in boxes if isinstance(box, OpaqueRows))
 
 
 def test_public_faults_raise() -> None:
