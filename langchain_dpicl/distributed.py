@@ -553,13 +553,27 @@ class JobLease:
         if not self.take() or self._memo.recall(self._key) != told:
             raise TurnLostError("memo: expected this worker to hold the job, found that another has taken it over.")
 
-    def leave(self) -> None:
-        """Ends the lease."""
-        self._memo.leave(self._key, self._holder)
+    def held(self, work: Callable[[], JobResult], tickets: Callable[[], int]) -> JobResult:
+        """Does a job under the lease, and ends it.
 
-    def busy(self, *, tickets: int = 0) -> JobResult:
-        """Returns the answer of a worker that has no lease, with the seconds that a lease lasts."""
-        return JobResult("busy", self._seconds, tickets=tickets)
+        Args:
+          work: the job; it looks into the memo first, as another worker may have finished the job meanwhile.
+          tickets: returns how many the job has burnt so far.
+
+        Returns:
+          Its answer; busy, with the seconds that a lease lasts, where another worker has the job or takes it over; a
+          fault by its class where it raised.
+        """
+        if not self.take():
+            return JobResult("busy", self._seconds)
+        try:
+            return work()
+        except TurnLostError:
+            return JobResult("busy", self._seconds, tickets=tickets())
+        except Exception as error:  # noqa: BLE001  reported by its class, with its cost
+            return JobResult.of_fault(error, tickets=tickets())
+        finally:
+            self._memo.leave(self._key, self._holder)
 
 
 def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: bool) -> None:

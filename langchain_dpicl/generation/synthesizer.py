@@ -242,20 +242,15 @@ class _DemonstrationWriter:
         turn = JobLease(self.memo, key)
         stored = _StoredDraft(PartialText(label, number), self.memo, key, turn)
         stored.read()
-        if not stored.draft.done:
-            if not turn.take():
-                return turn.busy()
-            try:
-                # Read again under the lease: another worker may have finished meanwhile.
-                stored.read()
-                if not stored.draft.done and not self._written(stored):
-                    return JobResult("lost", tickets=stored.tickets)
-            except TurnLostError:
-                return turn.busy(tickets=stored.tickets)
-            except Exception as error:  # noqa: BLE001  reported by kind, with its cost
-                return JobResult.of_fault(error, tickets=stored.tickets)
-            finally:
-                turn.leave()
+        if stored.draft.done:
+            return JobResult("done", stored.draft.values)
+        return turn.held(lambda: self._completed(stored), lambda: stored.tickets)
+
+    def _completed(self, stored: _StoredDraft) -> JobResult:
+        """Returns the demonstration in the memo, or completes it, under the lease."""
+        stored.read()
+        if not stored.draft.done and not self._written(stored):
+            return JobResult("lost", tickets=stored.tickets)
         return JobResult("done", stored.draft.values, tickets=stored.tickets)
 
     def _written(self, stored: _StoredDraft) -> bool:

@@ -788,19 +788,15 @@ class _MemoRun(PromptPATELabeler):
             return JobResult("done", json.loads(text))
         turn, self._paid = JobLease(self._memo, key), None
         # One worker per input: two releases for one input would be charged twice.
-        if not turn.take():
-            return turn.busy()
+        return turn.held(lambda: self._labelled(job, key, turn), self._charged)
+
+    def _labelled(self, job: InputJob, key: MemoKey, turn: JobLease) -> JobResult:
+        """Returns the label in the memo, or releases one, under the lease."""
+        text = self._memo.recall(key)
         try:
-            text = self._memo.recall(key)
             entry = self._ask_once(job, key, turn) if text is None else PoolEntry.from_dict(json.loads(text))
-        except TurnLostError:
-            return turn.busy(tickets=self._charged())
         except PrivacyBudgetExceededError as error:
             return JobResult.of_fault(error) if self.queries_left else JobResult("lost")
-        except Exception as error:  # noqa: BLE001  reported by its class
-            return JobResult.of_fault(error, tickets=self._charged())
-        finally:
-            turn.leave()
         return JobResult("done", entry.to_dict(), tickets=self._charged())
 
     def _charged(self) -> int:
