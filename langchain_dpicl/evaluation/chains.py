@@ -23,7 +23,7 @@ from langchain_core.prompts import (
 )
 from langchain_core.runnables import RunnableLambda, RunnableSequence
 
-from langchain_dpicl._opaque import OpaqueRows, run_guarded
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.langchain.texts import text_of
 from langchain_dpicl.backends.private_calls.call import (
     DEFAULT_CONCURRENCY,
@@ -42,8 +42,8 @@ from langchain_dpicl.backends.private_calls.call import (
 )
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.backends.resolve import as_model
-from langchain_dpicl.backends.rows.rows import arun_guarded
-from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, LimitConcurrency, run_async, run_sync
+from langchain_dpicl.backends.rows.rows import Guarded
+from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, LimitConcurrency
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Pure, Same, cell_of
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail
@@ -429,11 +429,11 @@ class OutcomeRequest:
 
     def run(self) -> OpaqueRows:
         """Runs, blocking."""
-        return run_guarded(lambda: run_sync(self._rows())) or OpaqueRows(self._nothing())
+        return Guarded(self._rows).run() or OpaqueRows(self._nothing())
 
     async def arun(self) -> OpaqueRows:
         """Runs, awaiting."""
-        return await arun_guarded(lambda: run_async(self._rows())) or OpaqueRows(self._nothing())
+        return await Guarded(self._rows).arun() or OpaqueRows(self._nothing())
 
     def _nothing(self) -> Any:
         fill = 0.0 if self.question.is_choice else -1.0
