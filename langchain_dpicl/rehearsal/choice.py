@@ -22,7 +22,7 @@ from langchain_dpicl.planning.expected_utility import RowDesign, ranges, right_c
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.private_examples import PrivateExamples
-from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal
+from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal, chance_interval, extremes
 from langchain_dpicl.runs.query_plan import (
     QueryPlan,
     RowsPlan,
@@ -211,16 +211,17 @@ def propose_rows(
     # A rival that is chosen with half of the questions is a poor one; the best with all of them has to be beaten too.
     gain = min(gain, right - rival.right)
     facts = mean_facts(rehearsal, labels=len(rehearsal.labels), law=chosen.law, calibrated=chosen.calibrated)
-    rights = chosen.rights(rehearsal.resampled(chosen.law, chosen.calibrated))
-    half = WIDER * 1.645 * float(np.std(rights))
+    asked = [*extremes(facts), *rehearsal.resampled(chosen.law, chosen.calibrated)]
+    (least, most), rights = np.split(chosen.rights(asked), [2])
+    low, high = chance_interval(right, rights, float(least), float(most), questions=len(rehearsal.gold))
     gain_low = gain - _margin(rehearsal, rights, rival)
     return Proposal(
         plan=chosen.plan,
         calibrated=chosen.calibrated,
         row_right=facts.right,
         right=right,
-        low=max(0.0, right - half),
-        high=min(1.0, right + half),
+        low=low,
+        high=high,
         at_most=max(facts.ceiling(), right),
         free=rival,
         gain=gain,

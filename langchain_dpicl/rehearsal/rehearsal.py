@@ -276,16 +276,17 @@ class Rehearsal(SavedRehearsal):
     ) -> tuple[float, float]:
         """Returns the 90 % interval of a chance: questions are resampled, and widened for a choice among plans.
 
+        It is never narrower than the number of questions allows, see `chance_interval`.
+
         Args:
           chance: of rows with the given numbers.
           labels: labels that an answer can have.
           law: how many records a row shows, with the chance of each number.
           calibrated: whether rows are divided by those on content-free inputs.
         """
-        at = chance(mean_facts(self, labels=labels, law=law, calibrated=calibrated))
-        drawn = [chance(facts) for facts in self.resampled(law, calibrated)]
-        half = WIDER * _DEVIATIONS * float(np.std(drawn))
-        return max(0.0, at - half), min(1.0, at + half)
+        facts = mean_facts(self, labels=labels, law=law, calibrated=calibrated)
+        least, most, *drawn = map(chance, (*extremes(facts), *self.resampled(law, calibrated)))
+        return chance_interval(chance(facts), drawn, least, most, questions=len(self.gold))
 
     def resampled(self, law: ShotLaw, calibrated: bool) -> list[RowFacts]:
         """Returns the numbers of rows on resamples of the questions; of another domain, with its right rows shifted.
@@ -442,19 +443,18 @@ class Rehearsal(SavedRehearsal):
         found: list[dict[str, Any]] = []
         for read in self.readings:
             right = self.zero_shot(read)
-            margin = _DEVIATIONS * math.sqrt(max(right * (1.0 - right), 0.01) / len(self.gold))
+            margin = _margin(right, len(self.gold))
             found.append({"shots": 0, "calibrated": read, "right": right, "margin": margin})
             for shots in self.shots(read):
                 facts = self.facts(shots=shots, calibrated=read)
                 asked = len(self._measured[shots, read].deals)
                 spread = facts.correlation + (1.0 - facts.correlation) / asked
-                margin = _DEVIATIONS * math.sqrt(facts.right * (1.0 - facts.right) * spread / len(self.gold))
                 found.append(
                     {
                         "shots": shots,
                         "calibrated": read,
                         "right": facts.right,
-                        "margin": margin,
+                        "margin": _margin(facts.right, len(self.gold) / spread),
                         "correlation": facts.correlation,
                         "rival": facts.rival,
                         "ceiling": max(facts.ceiling(), facts.right),  # poor rows are best alone
@@ -496,6 +496,49 @@ def _together(facts: RowFacts, overlap: float) -> RowFacts:
     """Returns the numbers of rows that share examples by chance, from those of rows that share none."""
     names = ("correlation", "rival")
     return dataclasses.replace(facts, **{name: overlap + (1.0 - overlap) * getattr(facts, name) for name in names})
+
+
+def extremes(facts: RowFacts) -> tuple[RowFacts, RowFacts]:
+    """Returns the numbers of rows that are all wrong, and of rows that are all right."""
+    return dataclasses.replace(facts, right=0.0), dataclasses.replace(facts, right=1.0)
+
+
+def chance_interval(
+    at: float, drawn: Sequence[float] | Floats, least: float, most: float, *, questions: int
+) -> tuple[float, float]:
+    """Returns the 90 % interval of a chance, from the chances on resamples of the questions.
+
+    A resample holds no question that was not asked, so all of them are alike where all rows were right. The interval
+    is therefore no narrower than that of a share of so many questions, between the ends that noise leaves.
+
+    Args:
+      at: the chance.
+      drawn: the chance on each resample.
+      least: the chance where all rows are wrong.
+      most: the chance where all rows are right.
+      questions: that were asked.
+    """
+    half = WIDER * _DEVIATIONS * float(np.std(drawn))
+    reach = max(most - least, 1e-12)
+    low, high = _share_interval(min(max((at - least) / reach, 0.0), 1.0), questions)
+    return max(0.0, min(at - half, least + reach * low)), min(1.0, max(at + half, least + reach * high))
+
+
+def _share_interval(share: float, questions: float) -> tuple[float, float]:
+    """Returns the 90 % interval of a share of so many questions; it has a width where all of them are alike.
+
+    Source: Agresti and Coull (1998), "Approximate is better than 'exact' for interval estimation of binomial
+    proportions".
+    """
+    squared = _DEVIATIONS**2
+    middle = (questions * share + squared / 2.0) / (questions + squared)
+    half = _DEVIATIONS * math.sqrt(middle * (1.0 - middle) / (questions + squared))
+    return middle - half, middle + half
+
+
+def _margin(share: float, questions: float) -> float:
+    low, high = _share_interval(share, questions)
+    return max(share - low, high - share)
 
 
 def rests_on(num_examples: int, origin: Origin) -> str:

@@ -294,11 +294,11 @@ instruction only: a prompt of examples that the model wrote    92 %  free, epsil
 votes of 40 rows of your public examples, 4-shot               98 %  free, epsilon 0
 private votes, epsilon 1, 100 queries                          95 %  88 to 100    100 %      4,200     0.00
   no better than what is free; 20 x 4, fill 1.5, gaussian, calibrated
-private votes, epsilon 2, 100 queries                          96 %  91 to 100    100 %      4,100     0.00
+private votes, epsilon 2, 100 queries                          96 %  89 to 100    100 %      4,100     0.00
   no better than what is free; 40 x 8, fill 1, gaussian
-private votes, epsilon 4, 100 queries                          98 %  94 to 100    100 %      4,100     0.00
+private votes, epsilon 4, 100 queries                          98 %  91 to 100    100 %      4,100     0.00
   no better than what is free; 40 x 4, fill 1.5, gaussian
-private votes, epsilon 8, 100 queries                          98 %  94 to 100    100 %      4,100     0.00
+private votes, epsilon 8, 100 queries                          98 %  92 to 100    100 %      4,100     0.00
   no better than what is free; 40 x 8, fill 1, gaussian
 right: of answers; range: nine times in ten; at most: without noise, at the upper end of its range;
 40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import pickle
@@ -310,9 +311,38 @@ class TestProposals:
         assert found.rests_on == "a rehearsal of 36 public examples"
         assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
 
+    @pytest.mark.parametrize("count", [6, 20, 60])
+    def test_questions_that_are_all_answered_right_leave_open_what_so_few_of_them_leave(self, count: int) -> None:
+        """The exact one-sided bound of 90 % of `count` right ones in `count`; with noise in between, less is open."""
+        sure = rehearsed(engine(lambda _: 1.0), examples(count), shots=(1,))
+        bound = 0.1 ** (1 / count)
+        found = propose_rows(sure, 8_000, epsilon=4.0, **TERMS)
+        assert found.low <= bound < found.right <= found.high == 1.0
+        assert found.plan.expected(sure)["right_label_low"] <= bound
+        zero_shot, one_shot = sure.rows()
+        assert zero_shot["margin"] >= 1.0 - bound
+        assert 1.0 - bound**0.5 < one_shot["margin"] < zero_shot["margin"]
+        noisy = propose_rows(sure, 50, epsilon=0.05, **TERMS)
+        assert noisy.right < 0.4
+        assert noisy.high - noisy.low < 0.25 * (1.0 - bound)
+
+    @pytest.mark.parametrize(("count", "right", "correlation"), [(12, 0.97, 0.8), (40, 0.98, 0.7), (40, 0.5, 0.4)])
+    def test_nine_intervals_in_ten_hold_the_number(self, count: int, right: float, correlation: float) -> None:
+        coins, held = np.random.default_rng(count), 0
+        strength = (1.0 - correlation) / correlation
+        for _ in range(200):
+            shares = coins.beta(right * strength, (1.0 - right) * strength, size=(count, 1))
+            votes = [tuple(map(tuple, (coins.random((count, rows)) >= shares).astype(int).tolist())) for rows in (1, 4)]
+            shapes = RehearsedShape(0, False, (0,), votes[0]), RehearsedShape(1, False, (0, 0, 1, 1), votes[1])
+            found = dataclasses.replace(usual(), labels=LABELS[:2], gold=(0,) * count, shapes=shapes)
+            low, high = found.interval(lambda facts: facts.right, labels=2, law=((1, 1.0),), calibrated=False)
+            held += low <= right <= high
+        assert held >= 180
+
     def test_another_domain_widens_and_never_beats(self) -> None:
         same, other = (
-            propose_rows(rehearsed(origin=origin), 8_000, epsilon=4.0, **TERMS) for origin in ("same", "neighbour")
+            propose_rows(rehearsed(engine(lambda _: 0.3), origin=origin), 8_000, epsilon=4.0, **TERMS)
+            for origin in ("same", "neighbour")
         )
         assert other.high - other.low > same.high - same.low
         assert other.verdict != "beats what is free"
