@@ -510,7 +510,10 @@ def _dry_run(call: Call, plan: EvaluationPlan | ChoicePlan) -> int:
         call.say(json.dumps({"plan": plan.to_dict(), "expected": expected, "calls": calls}, indent=2))
         return DONE
     if "lead" in expected:
-        words = f"lead     {100 * expected['lead']:.2f} % of the range of marks above all others wins with 90 %"
+        from langchain_dpicl.evaluation.choose import NO_LEAD
+
+        lead = f"{format_rounded_up(100 * expected['lead'], 3)} % of the range of marks"
+        words = f"lead     {NO_LEAD if expected['lead'] > 1.0 else f'{lead} above all others wins with 90 %'}"
     else:
         words = (
             f"width    of the 95 % interval at an accuracy of .8: +-{100 * expected['population']:.2f} points for the "

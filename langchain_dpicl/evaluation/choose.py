@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
@@ -28,6 +29,7 @@ from langchain_dpicl.evaluation.evaluate import (
 )
 from langchain_dpicl.evaluation.evaluators import STOCK, Evaluator
 from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
+from langchain_dpicl.exceptions import NoisyPlanWarning
 from langchain_dpicl.privacy._validate import check_name, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.outcome_counts import Part
@@ -38,6 +40,9 @@ from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.reports.rendering import format_rounded_up
 
+NO_LEAD = "no lead wins with 90 %"
+"""Of a choice that noise decides: even a chain that is right on all units, where the others are right on none."""
+
 
 @dataclass(frozen=True)
 class Choice(Saved):
@@ -46,8 +51,9 @@ class Choice(Saved):
     Attributes:
       name: of the chain.
       chain: the chain itself.
-      lead: how far above all others the best chain's mean mark (with `Exact` its accuracy) on the units read has to be
-        to be chosen with a chance of 90 %. It follows from the plan and says nothing of the records.
+      lead: how far above all others the best chain's mean mark (with `Exact` its accuracy) has to be, to be chosen with
+        a chance of 90 % if `plan.sample` units are read; if fewer are, it has to be more. It follows from the plan and
+        says nothing of the records.
       plan: the public plan.
       report: JSON-able privacy report.
     """
@@ -62,10 +68,9 @@ class Choice(Saved):
         return {"chosen": self.name, "lead": self.lead}
 
     def __str__(self) -> str:
-        return (
-            f"chosen: {self.name}; a mean mark {self.lead:.4f} above all others, on the units read, wins with 90 %; "
-            f"epsilon {format_rounded_up(self.plan.epsilon, 4)}"
-        )
+        wins = f"a mean mark {format_rounded_up(self.lead, 3)} above all others wins with 90 %"
+        said = NO_LEAD if self.plan.lead > 1.0 else f"{wins} if {self.plan.sample:,} units are read"
+        return f"chosen: {self.name}; {said}; epsilon {format_rounded_up(self.plan.epsilon, 4)}"
 
 
 class Choosing(OneRelease[int, Choice]):
@@ -137,6 +142,9 @@ def _choosing(
         part=part,
         partition=source.dataset_id,
     )
+    if plan.lead > 1.0:
+        said = f"Noise decides among {len(chains)} chains: {NO_LEAD} if {plan.sample:,} units are read"
+        warn_caller(NoisyPlanWarning(f"{said}. Raise epsilon, or use more records."))
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def declare() -> Share:

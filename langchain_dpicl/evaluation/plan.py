@@ -403,8 +403,9 @@ class ChoicePlan(_UnitsPlan):
 
     @property
     def lead(self) -> float:
-        """The lead that wins with a chance of 90 % or more, as a share of the range of marks, on the units read.
+        """The lead that wins with a chance of 90 % or more, as a share of the range of marks; above 1 no lead does.
 
+        It is one of mean marks on `sample` units: on fewer the same lead wins less often.
         With a lead of L right answers over each of K - 1 others and Gumbel noise of scale s the best is chosen with a
         chance of at least 1 / (1 + (K - 1) exp(-L / s)). Where marks are rounded by a coin, each of n records moves a
         lead by something in an interval of length 1, and half of the 10 % goes to that (Hoeffding 1963).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -117,6 +118,15 @@ def test_a_dry_run_reads_nothing_and_asks_no_model(
     assert printed["calls"] == (100 if command == "evaluate" else 200)
     assert printed["plan"]["epsilon"] <= 2.0
     assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"), [("2", r"lead     0\.\d+ % of the range of marks above"), ("1e-4", "lead     no lead wins")]
+)
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_says_what_lead_wins_a_choice(epsilon: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dpicl("choose", "--prompt", "good.txt", "--prompt", "bad.txt", "--dry-run", "--epsilon", epsilon) == 0
+    assert re.search(said, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "choose"])

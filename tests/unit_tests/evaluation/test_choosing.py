@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from scipy import stats
 
 from langchain_dpicl import Budget, verify_report
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
-from langchain_dpicl.evaluation import Exact, Pure, Score, dp_achoose, dp_choose
+from langchain_dpicl.evaluation import Choice, Exact, Pure, Score, dp_achoose, dp_choose
 from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.evaluation.plan import plan_choice
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, NoisyPlanWarning, PrivacyBudgetError
 from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, SENT, TEMPLATE, examples, reader
 
 
@@ -25,7 +26,7 @@ def test_the_best_is_chosen_and_the_report_verifies():
     spent = Budget(epsilon=2.0, delta=1e-5)
     best = dp_choose(candidates(), examples(broken=20), evaluator=Exact(), budget=spent, epsilon=1.0)
     assert best.name == "both"
-    assert "wins with 90 %" in str(best)
+    assert re.search(r"; a mean mark 0\.00\d+ above all others wins with 90 % if [\d,]+ units are read; ", str(best))
     assert verify_report(best.report).ok
     assert verify_report(spent.report()).ok
 
@@ -63,6 +64,22 @@ def test_the_lead_that_is_printed_wins_with_ninety_percent():
     scale = plan.noise_multiplier * plan.release.sensitivity.require("range")
     won = (totals + scale * np.random.default_rng().gumbel(size=(20_000, 20))).argmax(1) == 0
     assert abs(won.sum() - 18_000) < stats.norm.isf(1e-9) * math.sqrt(20_000 * 0.09)
+
+
+def test_a_lead_is_rounded_up():
+    plan = plan_choice(10**6, candidates=2, epsilon=8.0, delta=1e-8)
+    printed = str(Choice("a", None, plan.lead, plan, {}))
+    assert 0 < plan.lead <= float(printed.partition("mean mark ")[2].partition(" ")[0]) < 1.01 * plan.lead
+
+
+def test_a_choice_that_noise_decides_warns_before_it_spends_and_names_no_lead():
+    spent, asked = Budget(epsilon=0.0015, delta=1e-4), {"evaluator": Exact(), "epsilon": 0.001}
+    with pytest.warns(NoisyPlanWarning, match=r"no lead wins with 90 % if 40 units are read\. Raise epsilon"):
+        best = dp_choose(candidates(), examples(), budget=spent, sample=40, **asked)
+    assert best.plan.lead > 1
+    assert "; no lead wins with 90 %; " in str(best)
+    with pytest.warns(NoisyPlanWarning), pytest.raises(PrivacyBudgetError):
+        dp_choose(candidates(), examples(), budget=spent, sample=39, **asked)
 
 
 def length(inputs, outputs, reference):
