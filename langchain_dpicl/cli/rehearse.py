@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.generation.plan import GenerationPlan
     from langchain_dpicl.rehearsal.choice import FreeRival, TriedOption
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal, RehearsalCost
+    from langchain_dpicl.tasks import PublicRecords
 
 Say = Callable[[str], object]
 Confirm = Callable[[str], bool]
@@ -166,11 +167,11 @@ def _rehearsed(
 
     keys = _keys(settings)
     # Before a cost is shown, and before a model is made.
-    PublicRecords.of(examples, _wording(settings), **keys, instead="")
+    known = PublicRecords.of(examples, _wording(settings), **keys, instead="")
     if len(examples) < _LEAST:
         raise fail("FILE", f"at least {_LEAST} public examples", len(examples))
     answers = settings.answers
-    cost = _cost(arguments, settings, answers, len(examples))
+    cost = _cost(arguments, settings, answers, known)
     if getattr(arguments, "demonstrations", None) is not None:
         cost += _cost_of_texts(arguments, settings, examples, cost)
     words = _cost_text(cost, settings)
@@ -212,13 +213,16 @@ def _with_text_label(record: Any, label_key: str) -> Any:
     return {**record, label_key: str(label)} if is_number else record
 
 
-def _cost(arguments: argparse.Namespace, settings: Settings, answers: LabelAnswers, num_examples: int) -> RehearsalCost:
+def _cost(
+    arguments: argparse.Namespace, settings: Settings, answers: LabelAnswers, known: PublicRecords
+) -> RehearsalCost:
     from langchain_dpicl.rehearsal.rehearsal import rehearsal_cost
 
     may_calibrate = answers.calibrate is not False and answers.votes != "text"
     calls = settings.cost.calls_per_row or (1 + len(answers.content_free) if may_calibrate else 1)
     return rehearsal_cost(
-        min(num_examples, arguments.examples),
+        min(len(known.records), arguments.examples),
+        num_labels=len(known.labels),
         shots=arguments.shots,
         calls_per_row=calls,
         record_tokens=settings.cost.record_tokens,

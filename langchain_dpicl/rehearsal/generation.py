@@ -221,8 +221,9 @@ class GenerationRehearsal(SavedRehearsal):
     def interval(self, plan: TokenPlan, *, label: str | None = None) -> tuple[float, float]:
         """Returns the 90 % interval of `fidelity`: texts are drawn anew, and the steps of each.
 
-        It is what the choice of examples and steps leaves open, and not how far the private domain is from theirs. There
-        is one text of each label: of fewer than four labels it hardly sees how far texts differ, and is too narrow.
+        It is what the choice of examples and steps leaves open, and not how far the private domain is from theirs. One
+        text of each label was written: with fewer than four labels it hardly sees how far texts differ, and is too
+        narrow.
 
         Args:
           plan: as of `fidelity`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_it_says_first_what_it_costs_and_that_nothing_private_is_read(
     assert f"{money:.2f} money; nothing private is read." in first
     assert main(["rehearse", str(public), *FEW, "--set", "answers.calibrate=false"]) == 0
     assert capsys.readouterr().out.startswith(f"16 of 64 examples (--examples): {cost.least.public_calls // 2:,} to")
+
+
+def test_rows_that_many_labels_leave_no_room_for_are_not_in_its_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A question and one example of every other label stand in no row about it."""
+    public = tmp_path / "public.jsonl"
+    examples = [{"text": f"note {place} of topic {place % 14}", "label": f"topic {place % 14}"} for place in range(28)]
+    public.write_text("\n".join(map(json.dumps, examples)))
+    cost = rehearsal_cost(28, num_labels=14)
+    assert cost.most.public_calls < rehearsal_cost(28).most.public_calls
+    assert main(["rehearse", str(public), "--yes"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{cost.least.public_calls:,} to {cost.most.public_calls:,} calls, at most ")
+    [made] = re.findall(r": ([\d,]+) calls, epsilon 0", printed)
+    assert cost.least.public_calls <= int(made.replace(",", "")) <= cost.most.public_calls
 
 
 @pytest.mark.parametrize(
