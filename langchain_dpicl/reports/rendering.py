@@ -413,7 +413,8 @@ def _opinion(share: Json) -> Iterator[str]:
 
 def _interval(opinion: Json) -> str:
     low, high = (opinion[end] for end in ("lower", "upper"))
-    text = f"at least {low:.6g}" if high is None else f"{low or 0.0:.6g} to {high:.6g}"
+    least = format_rounded_down(low or 0.0)
+    text = f"at least {least}" if high is None else f"{least} to {format_rounded_up(high)}"
     return f"{code_span(opinion['name'])}: {text}"
 
 
@@ -476,24 +477,28 @@ def _inside(event: Json) -> str:
 
 
 def _describe_allocation(event: Json) -> str:
-    deal = f"one secret deal of {event['num_batches']:,} batches (rate {event['sampling_rate']:.6g})"
+    deal = f"one secret deal of {event['num_batches']:,} batches (rate {format_rounded_up(event['sampling_rate'])})"
     return f"{_inside(event['event'])} on each batch of {deal}"
 
 
 _WORDS: dict[str, Callable[[Json], str]] = {
     "none": lambda _: "nothing beyond what other tickets of the share pay for",
     "non_private": lambda _: "private data without protection",
-    "gaussian": lambda event: f"Gaussian noise, multiplier {event['noise_multiplier']:.6g} of the sensitivity",
-    "pure": lambda event: f"a release of pure epsilon {event['epsilon']:.6g}",
-    "bounded_range": lambda event: f"an exponential mechanism, scores within {event['bound']:.6g} noise scales",
-    "failure": lambda event: f"something that tells nothing but with probability {event['delta']:.6g}",
-    "zcdp": lambda event: f"a release of rho {event['rho']:.6g} (zCDP)",
+    "gaussian": lambda event: (
+        f"Gaussian noise, multiplier {format_rounded_down(event['noise_multiplier'])} of the sensitivity"
+    ),
+    "pure": lambda event: f"a release of pure epsilon {format_rounded_up(event['epsilon'])}",
+    "bounded_range": lambda event: (
+        f"an exponential mechanism, scores within {format_rounded_up(event['bound'])} noise scales"
+    ),
+    "failure": lambda event: f"something that tells nothing but with probability {format_rounded_up(event['delta'])}",
+    "zcdp": lambda event: f"a release of rho {format_rounded_up(event['rho'])} (zCDP)",
     "repeated": lambda event: f"{event['count']:,} times {_inside(event['event'])}",
     "composed": lambda event: " and ".join(map(_inside, event["events"])),
-    "subsampled": lambda e: f"{_inside(e['event'])} on a secret sample of rate {e['sampling_rate']:.6g}",
+    "subsampled": lambda e: f"{_inside(e['event'])} on a secret sample of rate {format_rounded_up(e['sampling_rate'])}",
     "sampled_ball": lambda e: (
-        f"Gaussian noise, multiplier {e['noise_multiplier']:.6g} of the sensitivity, on the sum of a secret sample of "
-        f"rate {e['sampling_rate']:.6g}"
+        f"Gaussian noise, multiplier {format_rounded_down(e['noise_multiplier'])} of the sensitivity, on the sum of a "
+        f"secret sample of rate {format_rounded_up(e['sampling_rate'])}"
     ),
     "allocated": _describe_allocation,
     "parallel": lambda event: "; ".join(

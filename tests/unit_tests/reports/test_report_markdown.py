@@ -74,7 +74,7 @@ def test_a_report_in_markdown_says_all_that_a_reader_has_to_know(report: Privacy
         "| `noise_multiplier` | `2.0` |",
         "A pool of mu ",
         "| `few-shot` | 0.131504 | `PLD` | `prv-accountant`: ",
-        f"{opinion['lower']:.6g} to {opinion['upper']:.6g}",
+        f"{format_rounded_down(opinion['lower'])} to {format_rounded_up(opinion['upper'])}",
         "`prv-accountant: no theorem for these steps, or unsound on them`",
         "- queries and their number",
         "they SEE it",
@@ -196,6 +196,21 @@ def test_every_event_has_words_with_its_parameters() -> None:
     assert "2,000 batches (rate 0.5)" in texts[9]
     assert texts[11] == "something that tells nothing but with probability 2e-07"
     assert event_words({"kind": "new"}) == "an event of kind `new`"
+
+
+@pytest.mark.parametrize(
+    ("event", "numbers"),
+    [
+        (PureEvent(0.6333122229), ["0.633313"]),
+        (events.FailureEvent(2.061554e-6), ["2.06156e-06"]),
+        (events.BoundedRangeEvent(0.25000004), ["0.250001"]),
+        (events.ZCdpEvent(0.10000004), ["0.100001"]),
+        (SubsampledEvent(GaussianEvent(2.9999998), 0.010000004), ["2.99999", "0.0100001"]),
+        (SampledBallEvent(1.4999998, 0.020000004), ["1.49999", "0.0200001"]),
+    ],
+)
+def test_numbers_of_an_event_are_rounded_to_less_privacy(event: events.Event, numbers: list[str]) -> None:
+    assert re.findall(r"\d\S*\d", event_words(event_to_dict(event))) == numbers
 
 
 def test_a_report_made_before_there_were_tables_and_versions_still_verifies_and_reads() -> None:
