@@ -125,10 +125,13 @@ def _key_of(context: Any) -> str | None:
 
 
 async def serve_stdio(service: Service, tenant: Tenant) -> None:
-    """Serves one client over standard input and output until it closes them."""
+    """Serves one client over standard input and output until it closes them, whatever is still to be written."""
     server = create_server(service, tenant)
-    async with stdio_server() as (reads, writes):
-        await server.run(reads, writes, server.create_initialization_options())
+    try:
+        async with stdio_server() as (reads, writes):
+            await server.run(reads, writes, server.create_initialization_options())
+    except* BrokenPipeError:  # of its task that writes
+        pass
 
 
 def create_app(service: Service) -> ASGIApp:

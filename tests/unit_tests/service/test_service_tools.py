@@ -375,6 +375,37 @@ def test_the_ledger_is_closed_where_a_signal_ends_the_command_before_its_standar
         assert Budget.open(store).dangling() == ()
 
 
+def test_a_client_that_leaves_before_its_answers_are_written_ends_the_command_well(config: Path) -> None:
+    command = over_standard_input(config)
+    who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    messages: list[dict[str, Any]] = [{"id": 1, "method": "initialize", "params": who}]
+    messages += [{"method": "notifications/initialized"}]
+    messages += [{"id": 2 + place, "method": "tools/list"} for place in range(20)]
+    messages += [{"id": 99, "method": "tools/call", "params": {"name": "ask", "arguments": {"question": "card?"}}}]
+    with subprocess.Popen(
+        [command.command, *command.args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=command.env,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.writelines(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages)
+        process.stdin.close()
+        try:
+            said = process.stderr.read()
+            assert process.wait(timeout=120) == 0, said
+        finally:
+            process.kill()
+    assert "Traceback" not in said
+    with open_store("budget.db") as store:
+        assert Budget.open(store).dangling() == ()
+
+
 def test_a_second_ctrl_c_ends_a_command_that_waits_for_its_ledger(config: Path) -> None:
     before = "import time; from langchain_dpicl.service.service import Service as S; "
     before += "S.close = lambda _: (open('closing', 'w').close(), time.sleep(600)); "
