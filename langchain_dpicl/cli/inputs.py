@@ -920,10 +920,15 @@ def as_typed(message: str) -> str:
         pairs = option[3].replace('"', "").replace("'", "").split(", ")
         return f"{option[1]} {' '.join(f'{_TABLES[option[2]]}.{pair}' for pair in pairs)} (--set, or the settings file)"
 
+    def flag(parameter: re.Match[str]) -> str:
+        key, *_ = FLAGS[parameter[2]]
+        of_file = f" ({key})" if key.startswith("data.") else ""  # which a service has no flags for
+        return f"{parameter[1]} --{parameter[2].replace('_', '-')}{of_file}"
+
     def typed(text: str) -> str:
         for python, shown in _OF_RECORDS.items():
             text = text.replace(python, shown)
-        return _PARAMETER.sub(lambda each: f"{each[1]} --{each[2].replace('_', '-')}", _OPTION.sub(keys, text))
+        return _PARAMETER.sub(flag, _OPTION.sub(keys, text))
 
     before, found, rest = message.partition("found ")
     at = max(rest.rfind(". Give "), rest.rfind(". Take "))

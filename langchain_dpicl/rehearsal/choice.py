@@ -485,7 +485,7 @@ class ChosenRows:
 
 GUESSED = (
     "What this component's answers are worth rests on a guess about the model. rehearse(llm, public_examples), or "
-    "`dpicl rehearse FILE`, measures it for nothing; give the result as rows=, or --rehearsal."
+    "`dpicl rehearse FILE`, measures it for nothing; give the result as rows=, --rehearsal or guess.rehearsal."
 )
 _TOO_MUCH_NOISE = 0.07
 """Chance of the right label that noise may take before a component warns; a plan advises against less."""

@@ -1434,7 +1434,7 @@ def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: 
             "Give Noise(multiplier=..., delta=...)",
             "Give noise.multiplier=... noise.delta=... (--set, or the settings file)",
         ),
-        ("give text_key=. (line 5)", "give --text-key. (line 5)"),
+        ("give text_key=. (line 5)", "give --text-key (data.text_key). (line 5)"),
         ("Give rows=Rows(slots=...), or none.", "Give rows.slots=... (--set, or the settings file), or none."),
         ("expected a share, found None. Give epsilon=...", "expected a share, found None. Give --epsilon"),
         (

@@ -50,7 +50,7 @@ labels   '0': 4
          '1': 2
 persons  5 values of 'user', 1 of them on several records, at most 2
          records_per_unit = 1 keeps the first 1 of each
-refused  1: expected text under 'text'; a record has none. If it has another name, give --text-key. (line 5)
+refused  1: expected text under 'text'; a record has none. If it has another name, give --text-key (data.text_key). (line 5)
 declare  text_key = "text"
          label_key = "spam"
          labels = ["0", "1"]
@@ -140,7 +140,8 @@ def test_labels_of_declared_sizes_are_the_declared_ones(
     sizes = ("--set", "data.public_size={card=50, wire=50}")
     out = check(path, "--label-key", "queue", *sizes, code=1)
     assert (
-        "refused  3: expected text under 'queue'; a record has none. If it has another name, give --label-key." in out
+        "refused  3: expected text under 'queue'; a record has none. If it has another name, give --label-key (data.label_key)."
+        in out
     )
     assert 'labels = ["card", "wire"]\n         public_size = {card = 50, wire = 50}' in out
     assert "'card': declared, and no record has it" in out
