@@ -783,9 +783,11 @@ def _ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore | None]:
 
 
 def _sign(arguments: argparse.Namespace) -> CommandOutput:
-    from langchain_dpicl.reports.signatures import sign_file
+    from langchain_dpicl.reports.signatures import read_signed, sign_file
 
     file = _file_in(arguments.file)
+    if not _is_page(file):
+        _recomputed(read_signed(file))  # refuses what no `report verify` reads
     for problem in _problems_beside(file, arguments.out):
         raise ConfigurationError(f"{problem}. A signature of this folder would not verify.")
     with _ledger(arguments) as store:
@@ -803,6 +805,10 @@ def _file_in(path: Path) -> Path:
     return path / OURS if path.is_dir() else path
 
 
+def _is_page(path: Path) -> bool:
+    return path.suffix.lower() in {".html", ".htm"}
+
+
 def _beside(path: Path) -> Path:
     return path.with_name(path.name + _SUFFIX)
 
@@ -810,7 +816,7 @@ def _beside(path: Path) -> Path:
 def _verify(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.reports.signatures import read_signed
 
-    is_page = arguments.file.suffix.lower() in {".html", ".htm"}
+    is_page = _is_page(arguments.file)
     if arguments.key is None and (is_page or arguments.signature is not None or arguments.ledger is not None):
         advice = "A signature needs one, and of a page nothing else is verified."
         raise ConfigurationError(f"--key: expected the public key that you trust, found none. {advice}")

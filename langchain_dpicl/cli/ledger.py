@@ -188,6 +188,8 @@ def _add_show(actions: Any) -> None:
         "--curve", type=_picture, metavar="FILE", help="draw epsilon over delta (slow): .png, .pdf or .svg"
     )
     command.add_argument("--html", type=_page, metavar="FILE", help="write the report as a page to print and sign")
+    words = "write the report to a new file as JSON, which `dpicl report` signs and verifies"
+    command.add_argument("--report", type=_file, metavar="FILE", help=words)
 
 
 def _add_verify(actions: Any) -> None:
@@ -448,6 +450,8 @@ def _write_files(report: PrivacyReport, arguments: argparse.Namespace) -> None:
 
     if arguments.html is not None:
         report.save_html(arguments.html)
+    if arguments.report is not None:
+        write_new(arguments.report, report.to_json(), flag="--report")
     if arguments.plot is not None:
         plots.plot_budget(report, arguments.plot)
     if arguments.curve is not None:
@@ -558,15 +562,15 @@ def _export(arguments: argparse.Namespace) -> CommandOutput:
     return CommandOutput(DONE, f"{len(lines) - 2} lines of {store.description} in {arguments.out}")
 
 
-def write_new(path: Path, text: str) -> None:
-    """Writes a file that is not there yet."""
+def write_new(path: Path, text: str, *, flag: str = "--out") -> None:
+    """Writes a file that is not there yet; `flag` names it where it is."""
     from langchain_dpicl.stores.sqlite_file import check_new_name
 
-    check_new_name(path, "--out")
+    check_new_name(path, flag)
     try:
         file = path.open("x", encoding="utf-8")
     except FileExistsError:
-        raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
+        raise ConfigurationError(f"{flag}: expected a file that is not there yet, found {path}.") from None
     try:
         with file:
             file.write(text)

@@ -520,7 +520,8 @@ def _report_of(holder: Mapping[str, Any]) -> Mapping[str, Any]:
 def _no_report(found: str) -> ConfigurationError:
     return ConfigurationError(
         f"report: expected a PrivacyReport, its JSON, or a release with its report, found {found}. "
-        "Give budget.report(), prompt.privacy_report or the released demonstrations."
+        "Give budget.report(), the file of `dpicl ledger show --report`, prompt.privacy_report or the released "
+        "demonstrations."
     )
 
 

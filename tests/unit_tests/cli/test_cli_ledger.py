@@ -18,6 +18,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.ledger import redact
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.stores import FileAnchor, SQLiteStore, open_store
 from tests.ledger_files import Shell, body_of, forged, spend
@@ -160,6 +161,15 @@ def test_show_writes_a_page_to_sign(dpicl: Shell, file: Path, tmp_path: Path) ->
     page = tmp_path / "report.html"
     assert dpicl("show", file, "--html", page) == 0
     assert "computed anew when the page was made, and agree" in page.read_text()
+
+
+def test_show_writes_the_report_that_is_signed_and_verified(dpicl: Shell, file: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    assert dpicl("show", file, "--report", report) == 0
+    assert main(["report", "verify", str(report)]) == 0
+    assert "dangling" not in report.read_text()  # what is open is the operator's
+    assert dpicl("show", file, "--report", file.with_name("anchor.json")) == 2
+    assert "--report: expected a file that is not there yet" in dpicl.err
 
 
 def test_show_prints_markdown_with_the_operators_part_at_its_end(dpicl: Shell, file: Path) -> None:

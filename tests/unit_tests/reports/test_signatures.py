@@ -242,6 +242,17 @@ def test_the_command_verifies_without_a_key_and_says_so(
     assert "--key" in capsys.readouterr().err
 
 
+def test_what_would_not_be_read_again_is_not_signed(
+    tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `dpicl ledger show --json` prints it: the report beside what is left and open, which nothing vouches for."""
+    private, _ = key_pair(tmp_path)
+    report.write_text(json.dumps({"report": json.loads(report.read_text()), "remaining": {"epsilon": 9.0}}))
+    assert main(["report", "sign", str(report), "--key", str(private)]) == 2
+    assert "`dpicl ledger show --report`" in capsys.readouterr().err
+    assert not report.with_name("report.json.signature.json").exists()
+
+
 def test_a_page_is_signed_too(tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
     private, public = key_pair(tmp_path)
     page = report.with_suffix(".html")
