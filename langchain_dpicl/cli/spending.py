@@ -214,6 +214,9 @@ def budget_of(settings: Settings) -> PrivacyBudgetCallbackHandler:
 
     limits = settings.budget
     if limits.ledger is None:
+        if settings.get("checkpoint") is not None:
+            advice = "A budget in memory ends with its command, so that no other one can continue the run."
+            raise fail("--checkpoint", "a --ledger beside it", None, advice)
         return PrivacyBudgetCallbackHandler(**limits.new())
     budget = PrivacyBudgetCallbackHandler.open(limits.ledger, anchor=limits.anchor)
     if limits.adjacency not in {None, budget.adjacency}:

@@ -963,6 +963,20 @@ class TestTheTargetFile:
         assert generate(records, "out.json", "--ledger", "l.db", "--component", "a", "--set", "checkpoint=5") == 2
         assert "checkpoint: expected the path of a file, found int." in capsys.readouterr().err
 
+    @pytest.mark.usefixtures("nothing_is_spent")
+    @pytest.mark.parametrize("given", [("--checkpoint", "new.ckpt"), ("--set", "checkpoint=new.ckpt")])
+    def test_of_a_run_whose_checkpoint_no_budget_outlives_is_not_begun(
+        self,
+        records: Path,
+        given: tuple[str, str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(records.parent)
+        assert generate(records, "out.json", *given) == 2
+        assert "--checkpoint: expected a --ledger beside it, found None." in capsys.readouterr().err
+        assert [path.name for path in records.parent.iterdir()] == ["records.jsonl"]
+
     def test_that_is_empty_as_mktemp_leaves_it_is_taken(self, records: Path, tmp_path: Path) -> None:
         (out := tmp_path / "out.json").touch()
         assert generate(records, out, "--quiet") == 0
