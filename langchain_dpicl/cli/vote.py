@@ -51,7 +51,7 @@ from langchain_dpicl.cli.spending import (
     share_of,
     voted_on,
 )
-from langchain_dpicl.exceptions import ConfigurationError, RecordError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, RecordError
 from langchain_dpicl.options import Noise, Serving, noise_of
 from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.reports.rendering import format_rounded_up
@@ -571,6 +571,16 @@ def run_discover(arguments: argparse.Namespace, *, say: Say, complain: Say) -> i
     # A field that is declared leaves the declaration as it is, so that other components share the data set.
     if arguments.by is not None and arguments.by not in (settings.data.fields or ()):
         settings = dataclasses.replace(settings, data=settings.data.replace(text_key=arguments.by))
+    try:
+        return _discover(arguments, settings, say=say, complain=complain)
+    except PrivacyBudgetMismatchError as error:
+        if settings.data.text_key != arguments.by or "'text_key'" not in str(error):
+            raise
+        advice = "--by declares its field as the text, unless data.fields names it from the first release on."
+        raise PrivacyBudgetMismatchError(f"{error} {advice}") from None
+
+
+def _discover(arguments: argparse.Namespace, settings: Settings, *, say: Say, complain: Say) -> int:
     what = _what_is_found(arguments, settings)
     noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:

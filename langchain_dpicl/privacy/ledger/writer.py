@@ -589,6 +589,7 @@ def check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, An
         return
     changed = [key for key in {**known, **declaration} if known.get(key) != declaration.get(key)]
     if changed:
+        named = ["fields" if key == "extra_fields" else key for key in changed]  # as they are declared
         advice = "Declare it as before, and give a different data set a dataset_id (--dataset-id) of its own."
         if set(changed) <= _SHOWN:
             advice = (
@@ -601,6 +602,6 @@ def check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, An
                 "(--dataset-id) that this ledger does not hold. What all data sets of a ledger spend adds up."
             )
         raise PrivacyBudgetMismatchError(
-            f"{declaration['dataset_id']!r}: expected the declaration this ledger holds, found another in {changed}. "
+            f"{declaration['dataset_id']!r}: expected the declaration this ledger holds, found another in {named}. "
             f"{advice}"
         )

@@ -203,7 +203,9 @@ def test_a_ledger_gives_the_delta_and_the_size(films: Path, tmp_path: Path, delt
     assert main(["discover", str(films), "--text-key", "director", *paid]) == 0
 
 
-def test_a_dry_run_knows_the_field_of_by_as_the_declaration_of_the_ledger_does(films: Path, tmp_path: Path) -> None:
+def test_a_dry_run_knows_the_field_of_by_as_the_declaration_of_the_ledger_does(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ledger, out = str(tmp_path / "ledger.db"), ("--out", str(tmp_path / "out.json"))
     assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
     paid = [
@@ -222,7 +224,14 @@ def test_a_dry_run_knows_the_field_of_by_as_the_declaration_of_the_ledger_does(f
     assert main([*director, "--component", "one", *out]) == 0
     assert main([*director, "--component", "two", "--dry-run"]) == 0
     user = [*paid, "--by", "user", "--value", "no", "--component", "two"]
-    assert main([*user, "--dry-run"]) == main([*user, "--out", str(tmp_path / "other.json")]) == 3
+    assert main([*user, "--dry-run"]) == 3
+    advice = "--by declares its field as the text, unless data.fields names it from the first release on."
+    assert advice in capsys.readouterr().err
+    assert main([*user, "--out", str(tmp_path / "other.json")]) == 3
+    assert main([*user, "--dry-run", "--text-key", "director", "--set", "data.fields=['user']"]) == 3
+    said = capsys.readouterr().err
+    assert "found another in ['fields']." in said
+    assert advice not in said
 
 
 def test_a_dry_run_without_a_size_compares_the_one_of_the_run_with_the_ledger(films: Path, tmp_path: Path) -> None:
