@@ -537,6 +537,7 @@ def _share_interval(share: float, questions: float) -> tuple[float, float]:
 
 
 def _margin(share: float, questions: float) -> float:
+    """Returns how far the farther end of that interval is from the share."""
     low, high = _share_interval(share, questions)
     return max(share - low, high - share)
 
