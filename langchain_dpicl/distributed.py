@@ -704,9 +704,11 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _KEY = re.compile(r"(^|[\W_])[Kk]eys?$|[a-z]Keys?$|KEYS?$")
-_PLACE = re.compile(r"[_-](file|path|url)$", re.IGNORECASE)
-_FIELD = re.compile(r"[^\W\d]{1,30}")
-"""What an option such as `label_key` holds: the name of a field has letters alone, a key has digits."""
+_FIELD_KEY = re.compile(
+    r"(text|label|unit|time|topic|public|exception|input|output|content|id|memory|vector|sort|record|group)_keys?"
+)
+"""Options of this name say what a field is called."""
+_PLACE = re.compile(r"[_-](file|path)$", re.IGNORECASE)
 
 _END_SECONDS = 5.0
 """How long a killed server of Ray may take to be gone."""
@@ -1016,14 +1018,17 @@ def _plain(options: Any) -> dict[str, Any]:
         raise fail("options", "a mapping of JSON values", type(options).__name__, advice)
     for name, value in plain.items():
         if _has_secret(name) or _has_secret(value, name):
-            advice = "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment."
+            advice = (
+                "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment. If it "
+                "is the name of a field, call the option otherwise, such as question_field."
+            )
             where = f"options[{name!r}]" if name.isidentifier() else "options"
             raise fail(where, "no password and no key", "what may be one (not shown)", advice)
     return dict(plain)
 
 
 def _has_secret(value: Any, name: str = "") -> bool:
-    """Whether text is a password, at any depth, or may be by its name: `max_tokens=60` and names of fields are not."""
+    """Whether text has a password, or stands under a name that keys have, at any depth; `max_tokens=60` is none."""
     if isinstance(value, dict):
         return any(_has_secret(key) or _has_secret(one, f"{name} {key}") for key, one in value.items())
     if isinstance(value, list):
@@ -1031,7 +1036,7 @@ def _has_secret(value: Any, name: str = "") -> bool:
     if not isinstance(value, str) or not value:
         return False
     last = name.rpartition(" ")[2]
-    is_named = bool(_SECRET_NAME.search(name)) or bool(_KEY.search(last) and not _FIELD.fullmatch(value))
+    is_named = bool(_SECRET_NAME.search(name)) or bool(_KEY.search(last) and not _FIELD_KEY.fullmatch(last.lower()))
     return (is_named and not _PLACE.search(last)) or bool(_SECRET.search(value))
 
 

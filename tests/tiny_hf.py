@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 LINES = (
@@ -79,6 +79,29 @@ def piece_tokenizer(*, always_prepends: bool = False) -> PreTrainedTokenizerFast
     parts["added_tokens"] = parts["added_tokens"][:3]  # bytes are ordinary tokens
     made = Tokenizer.from_str(json.dumps(parts))
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def gemma_tokenizer() -> PreTrainedTokenizerFast:
+    """As Gemma's: no space is added, and line breaks, runs of spaces and tags are added tokens that are not special."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    added = ["\n", "\n\n", "▁▁", "▁▁▁", "<h1>"]
+    letters = sorted({*"".join(LINES), *"▁<>_/|1"} - {" ", "\n"})
+    names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *added, *letters]
+    merges = [("▁", "▁"), ("▁▁", "▁")]
+    vocabulary = {name: id_ for id_, name in enumerate(names)}
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    made.add_tokens([AddedToken(name, normalized=False) for name in added])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] | trim }}<end_of_turn>\n"
+        "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    )
+    return tokenizer
 
 
 def _made(kind: str, config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:

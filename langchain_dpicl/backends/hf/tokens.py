@@ -44,12 +44,19 @@ class TokenizerMaps:
         self._template = template
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(special | set(tokenizer.all_special_ids))
-        # White space and words are ordinary text also where they are added tokens, as Gemma's line breaks are.
-        odd = {id_: text for id_, text in added.items() if text.strip() and (id_ in self.special or not text.isalnum())}
-        self.markers = self.special | {id_ for id_, text in odd.items() if text in template}
+        # White space and words are ordinary text also where they are added tokens, as Gemma's line breaks are. Others
+        # are read as letters, and so are words of the template, and those that would take the spaces around them.
+        strips = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.lstrip or token.rstrip}
+        read = {
+            id_: text
+            for id_, text in added.items()
+            if text and (id_ in self.special | strips or (text.strip() and (not text.isalnum() or text in template)))
+        }
+        marks = {id_ for id_, text in read.items() if text.strip() and not text.isalnum() and len(text) > 1}
+        self.markers = self.special | {id_ for id_ in marks if read[id_] in template}
         self._added = added
-        self._odd = frozenset(odd.values())
-        texts = sorted({text for text in self._odd if len(text) > 1}, key=len, reverse=True)
+        self._odd = frozenset(text for text in read.values() if text.strip())
+        texts = sorted({text for text in read.values() if len(text) > 1}, key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, texts))) if texts else None
         self.eos: int | None = tokenizer.eos_token_id
         self.chat = bool(template) if chat is None else chat
@@ -85,7 +92,8 @@ class TokenizerMaps:
     def _bytes_of(self, id_: int, name: str | None, spell: Callable[[str], bytes]) -> bytes:
         if name is None or id_ in self.special:
             return b""
-        return self._added[id_].encode() if id_ in self._added else spell(name)
+        # Gemma's runs of spaces are added tokens, which are spelled as its other pieces are.
+        return self._added[id_].encode() if id_ in self._added and spell is not _bytes_of_piece else spell(name)
 
     @property
     def known(self) -> frozenset[int]:

@@ -390,6 +390,8 @@ class TestWhatIsRefused:
             {"headers": {"Authorization": f"Bearer {WORD}"}},
             {"hf_token": WORD},
             {"openai_key": WORD},
+            {"question_key": "question"},
+            {"secret_url": f"https://hooks/{WORD}"},
             {"OPENAI_KEY": WORD},
             {"key": WORD},
             {"openaiKey": WORD},
@@ -421,11 +423,9 @@ class TestWhatIsRefused:
             "token": "",
             "tokenizer": "a/b",
             "label_key": "queue",
-            "question_key": "question",
-            "person_key": "Kunden_Name",
+            "input_key": "question-2",
             "key_file": "/etc/tls.pem",
             "password_file": "/run/pgpass",
-            "auth_url": "https://login/7",
             "monkey": "m",
         }
         RayExecutor("app:place", options={**options, "compass": "north", "url": "http://vllm:8000/v1"})

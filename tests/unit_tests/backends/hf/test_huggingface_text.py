@@ -126,27 +126,36 @@ class TestChat:
         assert row.count(4) == 2
 
     @pytest.mark.parametrize("chat", [True, False])
-    def test_white_space_and_words_that_are_added_tokens_of_the_template_are_text(self, chat):
-        """Gemma has its line breaks as added tokens, GPT-NeoX runs of spaces; both stand in templates."""
-        tokenizer = tiny_hf.byte_tokenizer()
-        tokenizer.add_tokens(
-            [AddedToken(text, normalized=False, special=False) for text in ("\n", "\n\n", "  ", "user")]
-        )
-        tokenizer.add_tokens([AddedToken("[turn]", normalized=False, special=False)])
-        tokenizer.chat_template = "[turn]  user\n" + tiny_hf.CHAT_TEMPLATE
+    def test_white_space_that_is_added_tokens_of_the_template_is_text(self, chat):
+        tokenizer = tiny_hf.gemma_tokenizer()
         backend = engine(tiny_hf.llama(512), tokenizer, chat=chat, max_prompt_tokens=128)
-        text = "label: card\ntext: my  card\n\nlabel: user\ntext:"
-        assert backend.decode(backend.continued(text)) == text
-        assert backend.encode(text) == tokenizer.encode(text, add_special_tokens=False)
-        marks = tokenizer.convert_tokens_to_ids(["\n", "\n\n", "  ", "user", "[turn]", "<|im_start|>"])
-        assert [mark in backend.vocabulary() for mark in marks] == [True] * 4 + [False] * 2
-        spelled = backend.encode("[turn]<|im_start|>")
-        assert not {*marks} & {*spelled}
-        assert backend.decode(spelled).strip() == "[turn]<|im_start|>"
+        text = "label: card\ntext: my  card\n\nlabel:   a\ntext:"
+        ids = backend.encode(text)
+        assert backend.decode(ids) == text
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(backend.token_bytes, ids)).decode() == text
+        spaces = tokenizer.convert_tokens_to_ids(["\n", "\n\n", "▁▁", "▁▁▁"])
+        assert {*spaces} == {*spaces} & {*ids} & {*backend.vocabulary()}
         if chat:
             messages = [{"role": "user", "content": text}]
             row = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             assert self.row(backend, text, cap=200) == row
+
+    @pytest.mark.parametrize("is_special", [False, True])
+    def test_added_tokens_that_would_change_a_text_are_read_as_letters(self, is_special):
+        """Words of the template, tokens that take the spaces around them, and white space that is special."""
+        tokenizer = tiny_hf.byte_tokenizer()
+        takes = {"lstrip": True, "rstrip": True, "normalized": False}
+        tokenizer.add_tokens([AddedToken("user", normalized=False), AddedToken("wide", **takes)])
+        tokenizer.add_tokens([AddedToken("  ", normalized=False)], special_tokens=is_special)
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("[turn]", "|", "lake")])
+        tokenizer.chat_template = "[turn]|  user" + tiny_hf.CHAT_TEMPLATE
+        backend = engine(tiny_hf.llama(512), tokenizer)
+        text = "a user | is wide  and a lake [turn]<|im_start|>"
+        assert backend.decode(backend.continued(text)) == text
+        read = tokenizer.convert_tokens_to_ids(["user", "wide", "[turn]", "<|im_start|>"])
+        assert not {*read} & {*backend.encode(text)}
+        assert {*tokenizer.convert_tokens_to_ids(["|", "lake"])} <= {*backend.encode(text)} & {*backend.vocabulary()}
 
     def test_a_long_message_is_cut_inside_its_frame(self):
         row = self.row(CHAT, LONG)
