@@ -240,25 +240,6 @@ class TestFaults:
         assert votes(await made.ainvoke("and that ?")) == (8, 4)
         assert asked_privately(served) == ROWS + 3
 
-    @pytest.mark.parametrize(
-        ("hook", "asked"), [(server_error(), 3), (rate_limited(), 3), (echoing_400(), 1)], ids=["500", "429", "400"]
-    )
-    async def test_rows_that_fail_for_good_abstain(self, servers: Servers, make: Make, hook: Hook, asked: int) -> None:
-        served = servers.served()
-        made = voter(make(served))
-
-        def fails(request: Received) -> bool:
-            return any(mark in request.raw for mark in (b"card number 3", b"transfer number 1"))
-
-        served.script(hook, when=fails)
-        for seen in (observe(lambda: made.invoke(QUERY)), await aobserve(lambda: made.ainvoke("and that ?"))):
-            assert seen.error is None
-            assert votes(seen.result) == (7, 3)
-            assert leaks(seen) == set()
-        marked = sum(map(fails, served.received))
-        assert (asked_privately(served) - marked, marked) == (2 * (ROWS - 2), 2 * 2 * asked)
-        assert left(made) == MAX_QUERIES - 2
-
     async def test_when_every_row_fails_the_answer_is_noise_and_charged(self, servers: Servers, make: Make) -> None:
         served = servers.served()
         made = voter(make(served), answers=LabelAnswers(calibrate=False, abstain_below=0.5, scores=True))
@@ -267,6 +248,36 @@ class TestFaults:
         assert (seen.error, seen.result.label, votes(seen.result)) == (None, "abstain", (0, 0))
         assert leaks(seen) == set()
         assert left(made) == MAX_QUERIES - 1
+
+
+FAILING = [
+    (chat, server_error(), 3),
+    (completions, rate_limited(), 3),
+    (anthropic, rate_limited(), 3),
+    (decisions, echoing_400(), 1),
+    (chat_text, server_error(), 3),
+    (chat_text, rate_limited(), 3),
+    (chat_text, echoing_400(), 1),
+]
+"""An engine, a fault, and how often a row is asked. test_provider_faults.py has all faults of all but the last engine."""
+
+
+@pytest.mark.parametrize(("make", "hook", "asked"), FAILING, ids=[make.__name__ for make, _, _ in FAILING])
+async def test_rows_that_fail_for_good_abstain(servers: Servers, make: Make, hook: Hook, asked: int) -> None:
+    served = servers.served()
+    made = voter(make(served))
+
+    def fails(request: Received) -> bool:
+        return any(mark in request.raw for mark in (b"card number 3", b"transfer number 1"))
+
+    served.script(hook, when=fails)
+    for seen in (observe(lambda: made.invoke(QUERY)), await aobserve(lambda: made.ainvoke("and that ?"))):
+        assert seen.error is None
+        assert votes(seen.result) == (7, 3)
+        assert leaks(seen) == set()
+    marked = sum(map(fails, served.received))
+    assert (asked_privately(served) - marked, marked) == (2 * (ROWS - 2), 2 * 2 * asked)
+    assert left(made) == MAX_QUERIES - 2
 
 
 @pytest.mark.parametrize("make", [chat, decisions, anthropic, chat_text], ids=lambda make: make.__name__)

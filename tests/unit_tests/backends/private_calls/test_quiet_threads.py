@@ -328,7 +328,7 @@ class TestTheGuards:
         silent = doing(lambda text: in_a_pool(LOG.critical, text))
         ours: list[Any] = []
         depth = 0
-        for _ in range(50):
+        for _ in range(10):
             silent.ask(request(), retry=ONCE)
             present = getattr(hook.owner, hook.name)
             if present not in ours:
