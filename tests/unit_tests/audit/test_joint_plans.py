@@ -130,7 +130,7 @@ def refuted(runs: int, *, delta: float) -> bool:
 
 
 def test_the_value_of_one_unit_leaves_no_more_often_than_charged() -> None:
-    assert not refuted(60, delta=0.0175)
+    assert not refuted(200, delta=0.0175)
 
 
 @pytest.mark.planted
