@@ -1036,7 +1036,8 @@ def _has_secret(value: Any, name: str = "") -> bool:
     if not isinstance(value, str) or not value:
         return False
     last = name.rpartition(" ")[2]
-    is_named = bool(_SECRET_NAME.search(name)) or bool(_KEY.search(last) and not _FIELD_KEY.fullmatch(last.lower()))
+    is_key = _KEY.search(last) and not _FIELD_KEY.fullmatch(last.lower())
+    is_named = bool(_SECRET_NAME.search(name) or is_key)
     return (is_named and not _PLACE.search(last)) or bool(_SECRET.search(value))
 
 
