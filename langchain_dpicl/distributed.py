@@ -1019,8 +1019,8 @@ def _plain(options: Any) -> dict[str, Any]:
     for name, value in plain.items():
         if _has_secret(name) or _has_secret(value, name):
             advice = (
-                "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment. If it "
-                "is the name of a field, call the option otherwise, such as question_field."
+                "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment. If "
+                "it is the name of a field, call the option otherwise, such as question_field."
             )
             where = f"options[{name!r}]" if name.isidentifier() else "options"
             raise fail(where, "no password and no key", "what may be one (not shown)", advice)

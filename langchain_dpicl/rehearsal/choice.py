@@ -213,7 +213,8 @@ def propose_rows(
     facts = mean_facts(rehearsal, labels=len(rehearsal.labels), law=chosen.law, calibrated=chosen.calibrated)
     asked = [*extremes(facts), *rehearsal.resampled(chosen.law, chosen.calibrated)]
     (least, most), rights = np.split(chosen.rights(asked), [2])
-    low, high = chance_interval(right, rights, float(least), float(most), questions=len(rehearsal.gold))
+    ends = float(least), float(most)
+    low, high = chance_interval(right, rights, *ends, questions=len(rehearsal.gold), shift=rehearsal.shift)
     gain_low = gain - _margin(rehearsal, rights, rival)
     return Proposal(
         plan=chosen.plan,

@@ -286,7 +286,12 @@ class Rehearsal(SavedRehearsal):
         """
         facts = mean_facts(self, labels=labels, law=law, calibrated=calibrated)
         least, most, *drawn = map(chance, (*extremes(facts), *self.resampled(law, calibrated)))
-        return chance_interval(chance(facts), drawn, least, most, questions=len(self.gold))
+        return chance_interval(chance(facts), drawn, least, most, questions=len(self.gold), shift=self.shift)
+
+    @property
+    def shift(self) -> float:
+        """Deviation, in logits, of the share of right rows between these questions' domain and that of the records."""
+        return 0.0 if self.origin == "same" else _SHIFT
 
     def resampled(self, law: ShotLaw, calibrated: bool) -> list[RowFacts]:
         """Returns the numbers of rows on resamples of the questions; of another domain, with its right rows shifted.
@@ -296,11 +301,11 @@ class Rehearsal(SavedRehearsal):
           calibrated: how rows are read.
         """
         found = self.facts_each(law, calibrated=calibrated, weightings=self.resamples)
-        if self.origin == "same":
+        if not self.shift:
             return found
         moved = []
         for draw, facts in enumerate(found):
-            shift = _SHIFT * float(Generator(PCG64([_SEED, draw])).standard_normal())
+            shift = self.shift * float(Generator(PCG64([_SEED, draw])).standard_normal())
             right = min(max(facts.right, 0.01), 0.99)
             odds = 1.0 / (1.0 + math.exp(-math.log(right / (1.0 - right)) - shift))
             moved.append(dataclasses.replace(facts, right=odds))
@@ -504,7 +509,7 @@ def extremes(facts: RowFacts) -> tuple[RowFacts, RowFacts]:
 
 
 def chance_interval(
-    at: float, drawn: Sequence[float] | Floats, least: float, most: float, *, questions: int
+    at: float, drawn: Sequence[float] | Floats, least: float, most: float, *, questions: int, shift: float
 ) -> tuple[float, float]:
     """Returns the 90 % interval of a chance, from the chances on resamples of the questions.
 
@@ -517,20 +522,25 @@ def chance_interval(
       least: the chance where all rows are wrong.
       most: the chance where all rows are right.
       questions: that were asked.
+      shift: deviation, in logits, of the share in the domain of the records; 0: they are asked of that domain.
     """
     half = WIDER * _DEVIATIONS * float(np.std(drawn))
     reach = max(most - least, 1e-12)
-    low, high = _share_interval(min(max((at - least) / reach, 0.0), 1.0), questions)
+    low, high = _share_interval(min(max((at - least) / reach, 0.0), 1.0), questions, shift)
     return max(0.0, min(at - half, least + reach * low)), min(1.0, max(at + half, least + reach * high))
 
 
-def _share_interval(share: float, questions: float) -> tuple[float, float]:
+def _share_interval(share: float, questions: float, shift: float = 0.0) -> tuple[float, float]:
     """Returns the 90 % interval of a share of so many questions; it has a width where all of them are alike.
+
+    A share that moves by `shift` logits between domains is known as from fewer questions.
 
     Source: Agresti and Coull (1998), "Approximate is better than 'exact' for interval estimation of binomial
     proportions".
     """
     squared = _DEVIATIONS**2
+    middle = (questions * share + squared / 2.0) / (questions + squared)
+    questions = 1.0 / (1.0 / questions + middle * (1.0 - middle) * shift**2)
     middle = (questions * share + squared / 2.0) / (questions + squared)
     half = _DEVIATIONS * math.sqrt(middle * (1.0 - middle) / (questions + squared))
     return middle - half, middle + half
