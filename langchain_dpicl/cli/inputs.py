@@ -740,6 +740,11 @@ def _shown(value: Any) -> Any:
     return {**value.to_dict(), "grammar": {grammar.kind: source}}
 
 
+def name_of(settings: Settings) -> str:
+    """Returns the name of the component in its ledger."""
+    return str(settings.get("component") or f"{settings.method}-{settings.data.dataset_id}")
+
+
 def component_of(method: str) -> Any:
     """Returns the component's class, or the function."""
     module, _, name = METHODS[method].partition(":")

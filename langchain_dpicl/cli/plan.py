@@ -7,11 +7,19 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from langchain_dpicl.cli.inputs import Settings, add_flags, add_settings, read_settings, toml_text
+from langchain_dpicl.cli.inputs import (
+    Settings,
+    add_flags,
+    add_settings,
+    name_of,
+    private_examples,
+    read_settings,
+    toml_text,
+)
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     Decoding,
@@ -21,7 +29,6 @@ from langchain_dpicl.options import (
     Noise,
     NoiseName,
     Rows,
-    Topics,
     noise_of,
     noise_with,
 )
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.row_law import RowSource
     from langchain_dpicl.planning.share_plan import Cost
     from langchain_dpicl.privacy.extensions.word_release import WordRelease
+    from langchain_dpicl.privacy.private_examples import PrivateExamples
     from langchain_dpicl.rehearsal.choice import ChosenRows, FreeRival, Proposal
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
@@ -45,58 +53,51 @@ if TYPE_CHECKING:
 _BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a model, or N for N texts of each."
 
 
-def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: Iterable[str] = ()) -> DocumentsPlan:
-    """Returns the plan of a run with a model whose vocabulary holds all candidates; asks no model."""
-    from langchain_dpicl.documents import plan_documents, warn_of_few
-    from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS, TextDecoder
-    from langchain_dpicl.generation.plan import TokenRule
-    from langchain_dpicl.planning.expected_utility import RowDesign
+def component_of_plan(settings: Settings, private: PrivateExamples, **more: Any) -> Any:
+    """Returns the component that a run builds, over no record, a budget in memory and a model that is never asked.
 
-    chosen = topics or settings.get("topics") or Topics()
-    rows, decoding = settings.get("rows"), settings.get("decoding") or Decoding()
-    noise = noise_of(settings.get("noise"), Noise, LogitNoise)
-    TextDecoder.of(noise, decoding)  # refuses a temperature that would have no effect
-    if decoding.candidates == "all":
-        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
-    sizes = settings.data.sizes()
-    public_size, size = sum(sizes.values()), topic_size(sizes, chosen.num_topics)
+    Refuses what a run would refuse before it spends.
+    """
+    from langchain_dpicl.backends.fake import FakeBackend
+    from langchain_dpicl.budget.budget import Budget
+
+    kept = {name: value for name, value in settings.component.items() if name not in _FILES}
+    if settings.budget.ledger is not None:
+        kept["component"] = name_of(settings)
+    model = FakeBackend(_refuse_call, vocabulary=[bytes([byte]) for byte in range(256)])  # it can spell any text
+    given = {"llm": model, "epsilon": settings.share_epsilon, **more}
+    return dataclasses.replace(settings, component=kept).door(private, budget=Budget(**_terms(settings)), **given)
+
+
+_FILES = ("checkpoint", "serving")
+"""Parameters that open files, which leave the plan as it is."""
+
+
+def _refuse_call(*_: Any) -> NoReturn:
+    raise ConfigurationError("plan: expected no call of a model, found one.")
+
+
+def _num_candidates(settings: Settings) -> int:
+    """Returns the candidates of a token; refuses those that only a model knows."""
+    found = (settings.get("decoding") or Decoding()).candidates
+    if found == "all":
+        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", found)
+    return int(found)
+
+
+def documents_plan(settings: Settings, **more: Any) -> DocumentsPlan:
+    """Returns the plan of a run."""
     if settings.get("documents_per_topic") is None:
         raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
-    plan = plan_documents(
-        chosen.vocabulary,
-        public_size=public_size,
-        epsilon=settings.share_epsilon,
-        delta=settings.share_delta,
-        adjacency=settings.adjacency,
-        text_key=settings.data.text_key,
-        num_topics=chosen.num_topics,
-        keywords_per_unit=chosen.keywords_per_unit,
-        topic_share=chosen.epsilon_share,
-        least_units=chosen.min_units,
-        topic_size=size,
-        words=chosen.words,
-        pairs=chosen.pairs,
-        deny=(*settings.get("deny", ()), *deny),
-        noise_multiplier=noise.multiplier,
-        mechanism=TokenRule.of(noise, decoding.temperature),
-        design=RowDesign.of(rows, smallest_size=size) or RowDesign.choose(smallest_size=size),
-        redraw_every=None if rows is None else rows.redraw_every,
-        candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
-        **settings.only("documents_per_topic", "max_tokens"),
-    )
-    warn_of_few(plan, public_size)
+    _num_candidates(settings)
+    plan: DocumentsPlan = component_of_plan(settings, declared(settings), **more).plan
     return plan
 
 
-def topic_size(sizes: Mapping[str | None, int], num_topics: int) -> int:
-    """Returns the number of units of a topic, if all that are declared spread evenly."""
-    return max(1, sum(sizes.values()) // num_topics)
-
-
-def documents_output(settings: Settings, sizes: Any, compares: bool) -> dict[str, Any]:  # noqa: ARG001
+def documents_output(settings: Settings, compares: bool) -> Output:  # noqa: ARG001
     """Returns the plan and what each part costs by itself, as `dpicl plan` prints it."""
     plan = documents_plan(settings)
-    size = topic_size(sizes, plan.num_topics)
+    size = max(1, sum(settings.data.sizes().values()) // plan.num_topics)
     return {"plan": plan.to_dict(), "parts": parts_of(plan), "topic_size": size, **plan.expected()}
 
 
@@ -224,10 +225,9 @@ def plan_output(arguments: argparse.Namespace) -> str:
 
 def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     """Returns the plan of a method in words or as JSON; reads no record and spends nothing."""
-    sizes = _declared_sizes(settings)
     _check_rehearsed(settings, "method", "guess.rehearsal")
     planner, in_words = _PLANNERS[settings.method]
-    out = planner(settings, sizes, compares)
+    out = planner(settings, compares)
     if out["plan"]["epsilon"] > settings.share_epsilon:
         advice = "Raise noise.multiplier, or leave it out."
         found = float(format_rounded_up(out["plan"]["epsilon"]))
@@ -266,20 +266,19 @@ def _check_given(settings: Settings) -> None:
         raise ConfigurationError(f"{', '.join(missing)}: expected a value, found none. `dpicl plan --help` shows them.")
 
 
-def _declared_sizes(settings: Settings) -> Sizes:
-    """Returns the declared units, of each label where a run works label by label; refuses what a run would refuse."""
-    from langchain_dpicl.generation.synthesizer import public_sizes
-    from langchain_dpicl.privacy.private_examples import PrivateExamples
+def declared(settings: Settings, labels: Sequence[str] = ()) -> PrivateExamples:
+    """Returns the declaration of the records, without one of them; refuses what a run would refuse.
 
-    sizes, labels = settings.data.sizes(), settings.data.labels
-    if labels is None and None not in sizes:
-        labels = tuple(map(str, sizes))
-    split: dict[str, Any] = {} if labels is None else {"label_key": "label", "labels": labels}
-    declared: Any = sizes.get(None, sizes)
-    split["allow_large_delta"] = settings.data.allow_large_delta
-    private = PrivateExamples([], public_size=declared, **split)
+    What a plan can do without is filled in: the field of the label, and `labels` where none are named.
+    """
+    data = settings.data
+    if data.num_labels():
+        data = data.replace(label_key=data.label_key or "label")
+    elif labels and (settings.get("task") or FewShotTask()).labels is None:
+        data = data.replace(label_key=data.label_key or "label", labels=tuple(labels))
+    private = private_examples(dataclasses.replace(settings, data=data), are_read=False)
     private.check_delta(max(settings.share_delta, settings.budget.delta or 0))
-    return public_sizes(private) if settings.method in {"generation", "evolution"} else sizes
+    return private
 
 
 def _terms(settings: Settings) -> dict[str, Any]:
@@ -287,13 +286,20 @@ def _terms(settings: Settings) -> dict[str, Any]:
     return {"epsilon": settings.share_epsilon, "delta": settings.share_delta, "adjacency": settings.adjacency}
 
 
-def _num_labels(settings: Settings, source: RowSource) -> int:
-    """Returns the labels that are declared, or those that were rehearsed."""
-    known: Sequence[str] | None = getattr(source, "labels", None)
-    labels = settings.data.num_labels() or settings.guess.labels or (None if known is None else len(known))
-    if labels is None or labels < 2:
+def _named_labels(settings: Settings) -> tuple[str, ...]:
+    """Returns the labels that are named: of the task, or of the records; none: ()."""
+    sizes = settings.data.public_size
+    named = tuple(map(str, sizes)) if isinstance(sizes, Mapping) else ()
+    return (settings.get("task") or FewShotTask()).labels or settings.data.labels or named
+
+
+def _labels(settings: Settings, source: RowSource) -> tuple[str, ...]:
+    """Returns the labels that are named, as many made-up ones as are guessed, or those that were rehearsed."""
+    made_up = tuple(f"label {number}" for number in range(1, 1 + (settings.guess.labels or 0)))
+    labels: tuple[str, ...] = _named_labels(settings) or made_up or getattr(source, "labels", ())
+    if len(labels) < 2:
         advice = "Give --set guess.labels=N, or --public-size LABEL=N for each."
-        raise fail("guess.labels", "the number of labels, at least 2", labels, advice)
+        raise fail("guess.labels", "the number of labels, at least 2", len(labels) or None, advice)
     return labels
 
 
@@ -345,11 +351,13 @@ def _rule(settings: Settings) -> TokenRule:
     return TokenRule.of(noise, None if decoding is None else decoding.temperature)
 
 
-def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
+def _generation(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.generation.plan import local_cost, noise_advice, published_epsilon, signal_of, word_shares
+    from langchain_dpicl.generation.synthesizer import public_sizes
     from langchain_dpicl.planning.expected_utility import RowDesign
 
     # A run has the same rows: no more than the smallest label declares units.
+    sizes = public_sizes(declared(settings))
     rule, agreement, smallest = _rule(settings), _agreed(settings), min(sizes.values())
     asked = RowDesign.of(settings.get("rows"), smallest_size=smallest)
     design = RowDesign.choose(smallest_size=smallest) if asked is None else asked
@@ -396,9 +404,7 @@ def _writing(settings: Settings) -> dict[str, Any]:
     decoding, rows, task = settings.get("decoding"), settings.get("rows"), settings.get("task")
     label = None if task is None else task.open_label
     segments = segments_of(label, max_tokens=settings.get("max_tokens", 60))
-    candidates = 100 if decoding is None else decoding.candidates
-    if candidates == "all":
-        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", candidates)
+    candidates = _num_candidates(settings)
     redraw = None if rows is None else rows.redraw_every
     return {
         "redraw_every": max(segment.max_tokens for segment in segments) if redraw == "run" else redraw,
@@ -613,9 +619,8 @@ def _source(settings: Settings) -> RowSource:
         advice = "These say how often whole rows are right; agreement is of tokens."
         raise fail("guess", "skill, growth and correlation, or a rehearsal, for votes", list(others), advice)
     if guess.rehearsal is not None:
-        found, sizes = Rehearsal.load(guess.rehearsal), settings.data.public_size
-        named = tuple(map(str, sizes)) if isinstance(sizes, Mapping) else None
-        if labels := (settings.get("task") or FewShotTask()).labels or settings.data.labels or named:
+        found = Rehearsal.load(guess.rehearsal)
+        if labels := _named_labels(settings):
             found.check_fits(labels=labels)
         return found
     return RowGuess(**guess.given("skill", "growth", "correlation"))
@@ -828,12 +833,14 @@ def _chosen(settings: Settings, source: RowSource, rows: Rows | None, size: int,
     )
 
 
-def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
+def _voting(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
     from langchain_dpicl.runs.query_plan import compare_queries, plan_queries, rejection
 
     source = _source(settings)
-    size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
+    names, readings = _labels(settings, source), _readings(settings, source)
+    private, labels = declared(settings, names), len(names)
+    size = private.public_size_of(None)
     shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
     chosen = _chosen(settings, source, settings.get("rows"), size, **shared)
     wordings = num_wordings(settings)
@@ -965,7 +972,7 @@ def _voting_option_text(option: dict[str, Any]) -> str:
 # -- retrieval -------------------------------------------------------------------------------------------------------
 
 
-def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
+def _retrieval(settings: Settings, compares: bool) -> Output:
     del compares  # one shape
     from langchain_dpicl.planning.row_law import RowFacts
     from langchain_dpicl.retrieval import plan_retrieval, refuse_wordings
@@ -976,13 +983,14 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     if retrieval is None:
         advice = "Give --set retrieval.participations=N --set retrieval.similarity_threshold=X."
         raise fail("retrieval.participations", "a number", None, advice)
-    labels, readings = _num_labels(settings, source), _readings(settings, source)
+    names, readings = _labels(settings, source), _readings(settings, source)
+    private, labels = declared(settings, names), len(names)
 
     def facts(calibrated: bool) -> RowFacts:
         return source.facts(labels=labels, shots=1.0, calibrated=calibrated)
 
     plan = plan_retrieval(
-        sum(sizes.values()),
+        private.public_size_of(None),
         **_terms(settings),
         noise_multiplier=_given_noise(settings),
         participations=retrieval.participations,
@@ -1039,13 +1047,15 @@ _DRAWN = {
 }
 
 
-def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
+def _pate(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.pate.plan import default_design, kind_of_teachers, plan_labelling
     from langchain_dpicl.rehearsal.choice import ChosenRows
     from langchain_dpicl.runs.query_plan import mechanism_for, rejection
 
     guess, source = settings.guess, _source(settings)
-    size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
+    names, readings = _labels(settings, source), _readings(settings, source)
+    private, labels = declared(settings, names), len(names)
+    size = private.public_size_of(None)
     if guess.public_inputs is None:
         raise fail("guess.public_inputs", "the number of public inputs", None, "Give --public-inputs N.")
     rows, shared = settings.get("rows"), {**_terms(settings), "max_queries": _num_inputs(settings, guess.public_inputs)}
@@ -1249,8 +1259,8 @@ _PAPER = (
 _QUARTERS = (1, 2, 4, 8, 16)
 
 
-def _training(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    size, training = sum(sizes.values()), settings.get("training")
+def _training(settings: Settings, compares: bool) -> Output:
+    size, training = declared(settings).public_size_of(None), settings.get("training")
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     if training is None:
         raise fail("training", "a table with expected_batch_size, and epochs or steps", None)
@@ -1319,12 +1329,14 @@ def _training_text(out: dict[str, Any]) -> str:
 # -- private evolution -----------------------------------------------------------------------------------------------
 
 
-def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
+def _evolution(settings: Settings, compares: bool) -> Output:
     del compares  # one search
     from langchain_dpicl.evolution import check_enough, first_candidates, most_candidates, plan_evolution
+    from langchain_dpicl.generation.synthesizer import public_sizes
 
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     search = settings.get("evolution") or Evolution()
+    sizes = public_sizes(declared(settings))
     given = first_candidates(search.candidates, tuple(sizes))
     plan = plan_evolution(
         sizes,
@@ -1367,7 +1379,7 @@ def _evolution_text(out: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_PLANNERS: Mapping[str, tuple[Callable[[Settings, Sizes, bool], Output], Callable[[Output], str]]] = {
+_PLANNERS: Mapping[str, tuple[Callable[[Settings, bool], Output], Callable[[Output], str]]] = {
     "generation": (_generation, _generation_text),
     "documents": (documents_output, documents_text),
     "evolution": (_evolution, _evolution_text),

@@ -23,6 +23,7 @@ from langchain_dpicl.cli.inputs import (
     check_model,
     check_out,
     holds_something,
+    name_of,
     private_examples,
     read_json,
     read_records,
@@ -254,11 +255,6 @@ def voted_on(settings: Settings) -> tuple[PrivateExamples, FewShotTemplate]:
     for rehearsal in rehearsed(settings).values():
         rehearsal.check_fits(labels=task.labels, wording=wording_digest(task))
     return private, task.wording
-
-
-def name_of(settings: Settings) -> str:
-    """Returns the name of the component in its ledger."""
-    return str(settings.get("component") or f"{settings.method}-{settings.data.dataset_id}")
 
 
 def rehearsed(settings: Settings) -> dict[str, Any]:

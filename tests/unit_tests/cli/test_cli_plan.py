@@ -1,0 +1,128 @@
+"""`dpicl plan` shows the plan of the component that a run of the same settings builds, whatever its kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListLLM
+
+from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.cli.inputs import private_examples, settings_of, toml_text
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.spending import budget_of, share_of
+from tests.gradient_doubles import LABELS, LogisticEngine
+
+SIZE, RECORDS = 2_000, 30
+BUDGET = {"epsilon": 2.0, "delta": 1e-6}
+INPUTS = ["why was it declined?", "where is my money?", "it has not arrived"]
+NEAR = {"retrieval": {"participations": 4, "similarity_threshold": 0.5}}
+STEPS = {"training": {"expected_batch_size": 50, "steps": 20}}
+CLIPPED = {"mechanism": "difference_clip"}
+TABLES: dict[str, dict[str, Any]] = {
+    "generation": {"max_tokens": 5},
+    "generation of fewer units than rows": {"data": {"public_size": {"good": 20, "bad": 500}}},
+    "generation with words": {"max_tokens": 5, "decoding": {"released_words": True, "candidates": 50}},
+    "generation, disjoint": {"rows": {"slots": 10, "shots": 2, "sampling": "disjoint"}, "shots_per_label": 2},
+    "generation, one sample": {"rows": {"slots": 10, "redraw_every": "run"}, "max_tokens": 5, "epsilon": 1.0},
+    "generation at a given noise": {"noise": {"multiplier": 2.0, "delta": 5e-7}},
+    "generation, logits": {"noise": CLIPPED, "decoding": {"temperature": 1.3}, "max_tokens": 5},
+    "generation, open label": {
+        "task": {"open_label": {"key": "label", "max_tokens": 4}},
+        "data": {"fields": ["label"]},
+        "max_tokens": 5,
+    },
+    "documents": {"documents_per_topic": 2, "max_tokens": 5, "topics": {"words": 8, "pairs": True, "num_topics": 4}},
+    "documents of words": {"documents_per_topic": 0, "component": "notes"},
+    "documents of keywords": {"documents_per_topic": 0, "topics": {"vocabulary": ["card", "loan"]}, "epsilon": 1.0},
+    "evolution": {},
+    "evolution of candidates": {
+        "evolution": {"rounds": 3, "num_survivors": 5, "candidates": ["my card", "my loan", "my account"]},
+        "shots_per_label": 3,
+        "noise": {"multiplier": 8.0},
+    },
+    "voting": {"max_queries": 100},
+    "voting by soft votes": {"max_queries": 100, "answers": {"votes": "soft"}, "rows": {"slots": 9, "fill": 1.5}},
+    "voting in text": {"max_queries": 100, "answers": {"votes": "text"}},
+    "voting with abstention": {"max_queries": 100, "answers": {"abstain_below": 0.3}, "rows": {"units": 30}},
+    "voting, scores": {"max_queries": 100, "answers": {"scores": True, "calibrate": False}},
+    "pate": {},
+    "pate, one sample": {"rows": {"redraw_every": "run"}, "max_queries": 9},
+    "pate, fixed teachers": {
+        "rows": {"sampling": "partition"},
+        "budget": {**BUDGET, "adjacency": "replace_one"},
+        "answers": {"abstain_below": "never"},
+        "data": {"public_size": RECORDS},  # their exact number, as replace_one wants it
+    },
+    "retrieval": NEAR,
+    "retrieval, a row for each": {"retrieval": {**NEAR["retrieval"], "slots": "per_unit"}, "max_queries": 9},
+    "training": STEPS,
+    "training at a given noise": {**STEPS, "noise": {"multiplier": 9.0}},
+}
+
+
+METHODS = {kind: kind.split()[0].rstrip(",") for kind in TABLES}
+
+
+def tables(kind: str, records: Path) -> dict[str, Any]:
+    """Returns a settings file with records, budget and method."""
+    given, method = TABLES[kind], METHODS[kind]
+    labelled = {} if method == "documents" or "open label" in kind else {"label_key": "label", "labels": list(LABELS)}
+    data = {"file": str(records), "public_size": SIZE, **labelled, **given.get("data", {})}
+    guess = {"pate": {"public_inputs": len(INPUTS)}, "training": {"parameters": LogisticEngine().width}}
+    return {"method": method, "budget": BUDGET, "guess": guess.get(method, {}), **given, "data": data}
+
+
+def component(given: dict[str, Any]) -> Any:
+    """Returns what a run builds of a settings file, over its records."""
+    settings = settings_of(given)
+    models = {"training": LogisticEngine} | (
+        {"voting": voter, "pate": voter} if settings.answers.votes == "text" else {}
+    )
+    more = {"public_inputs": INPUTS} if settings.method == "pate" else {}
+    model = models.get(settings.method, EmbeddedModel)()
+    own = {"budget": budget_of(settings), **share_of(settings), **more}
+    return settings.door(private_examples(settings), llm=model, **own)
+
+
+def voter() -> Any:
+    return FakeListLLM(responses=["good"])
+
+
+def cost_of(made: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the calls of a component cost, as `dpicl plan` counts them without settings of its own."""
+    method, caps = given["method"], {"record_tokens": 60}
+    if method == "training":
+        cost = made.plan.cost(**caps)
+        return {"gradients": cost.private_calls, "tokens": cost.tokens_in}
+    if method == "evolution":
+        caps |= {"writes_first": "candidates" not in given.get("evolution", {})}
+    if hasattr(made, "task"):
+        caps |= {"query_tokens": 60, "answer_tokens": 1, "calls_per_row": 1 + len(made.task.content_free)}
+    if method == "retrieval":
+        caps |= {"participants": 30}
+    return dataclasses.asdict(made.plan.cost(**caps))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_of_the_same_file_has_the_plan_that_is_shown(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (records := tmp_path / "records.jsonl").write_text(RECORDS * '{"text": "a good film", "label": "good"}\n')
+    given = tables(kind, records)
+    (config := tmp_path / "task.toml").write_text("\n".join(f"{name} = {toml_text(given[name])}" for name in given))
+    assert main(["plan", "--config", str(config), "--no-compare", "--json"]) == 0
+    said = capsys.readouterr()
+    shown, made = json.loads(said.out), component(given)
+    ran = json.loads(json.dumps(made.plan.to_dict()))
+    if "logits" in kind:  # of all tokens of the model, which a plan does not ask; their number moves no noise
+        del ran["candidates"], ran["implementation_delta"]
+    assert {name: shown["plan"].get(name) for name in ran} == ran
+    assert shown["plan"]["epsilon"] <= BUDGET["epsilon"]
+    if "cost" in shown:
+        own = cost_of(made, given)
+        assert {name: shown["cost"][name] for name in own} == own
