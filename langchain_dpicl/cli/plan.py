@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import itertools
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from langchain_dpicl.cli.inputs import (
+    Data,
     Settings,
     add_flags,
     add_settings,
@@ -20,7 +22,12 @@ from langchain_dpicl.cli.inputs import (
     read_settings,
     toml_text,
 )
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    NoisyPlanWarning,
+    PrivacyBudgetExceededError,
+    RestsOnGuessWarning,
+)
 from langchain_dpicl.options import (
     Decoding,
     Evolution,
@@ -42,7 +49,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.planning.row_law import RowSource
     from langchain_dpicl.planning.share_plan import Cost
-    from langchain_dpicl.privacy.extensions.word_release import WordRelease
     from langchain_dpicl.privacy.private_examples import PrivateExamples
     from langchain_dpicl.rehearsal.choice import ChosenRows, FreeRival, Proposal
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
@@ -54,9 +60,9 @@ _BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a m
 
 
 def component_of_plan(settings: Settings, private: PrivateExamples, **more: Any) -> Any:
-    """Returns the component that a run builds, over no record, a budget in memory and a model that is never asked.
+    """Returns the component that a run builds, on a budget in memory and a model that is never asked.
 
-    Refuses what a run would refuse before it spends.
+    Refuses what a run would refuse before it spends. What the text of a plan says of guesses and noise is no warning.
     """
     from langchain_dpicl.backends.fake import FakeBackend
     from langchain_dpicl.budget.budget import Budget
@@ -64,9 +70,18 @@ def component_of_plan(settings: Settings, private: PrivateExamples, **more: Any)
     kept = {name: value for name, value in settings.component.items() if name not in _FILES}
     if settings.budget.ledger is not None:
         kept["component"] = name_of(settings)
-    model = FakeBackend(_refuse_call, vocabulary=[bytes([byte]) for byte in range(256)])  # it can spell any text
-    given = {"llm": model, "epsilon": settings.share_epsilon, **more}
-    return dataclasses.replace(settings, component=kept).door(private, budget=Budget(**_terms(settings)), **given)
+    made = dataclasses.replace(settings, component=kept)
+    model = FakeBackend(_refuse_call, vocabulary=_vocabulary(settings.get("decoding") or Decoding()))
+    given = {"llm": model, "budget": Budget(**_terms(settings)), "epsilon": settings.share_epsilon, **more}
+    with warnings.catch_warnings():
+        if settings.method != "documents":  # whose text says nothing of noise on its tokens
+            warnings.simplefilter("ignore", NoisyPlanWarning)
+        warnings.simplefilter("ignore", RestsOnGuessWarning)
+        try:
+            return made.door(private, **given)
+        except PrivacyBudgetExceededError as error:
+            found = error.requested
+    raise _too_little_noise(settings, found)
 
 
 _FILES = ("checkpoint", "serving")
@@ -77,19 +92,27 @@ def _refuse_call(*_: Any) -> NoReturn:
     raise ConfigurationError("plan: expected no call of a model, found one.")
 
 
-def _num_candidates(settings: Settings) -> int:
-    """Returns the candidates of a token; refuses those that only a model knows."""
-    found = (settings.get("decoding") or Decoding()).candidates
-    if found == "all":
-        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", found)
-    return int(found)
+def _vocabulary(decoding: Decoding) -> list[bytes]:
+    """Returns as many made-up tokens as there are candidates; under a grammar they can spell any text."""
+    if decoding.candidates == "all":
+        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
+    least = 0 if decoding.grammar is None else 256
+    return [bytes([number % 256]) * (1 + number // 256) for number in range(max(least, int(decoding.candidates)))]
+
+
+def _too_little_noise(settings: Settings, epsilon: float) -> ConfigurationError:
+    """Returns the error of given noise that costs more than the share."""
+    expected, found = f"noise that costs at most epsilon {settings.share_epsilon}", format_rounded_up(epsilon)
+    if _given_noise(settings) is not None:
+        return fail("noise.multiplier", expected, float(found), "Raise noise.multiplier, or leave it out.")
+    advice = "Give one of the two, or raise the temperature or rows.slots."
+    return fail("noise.clip, decoding.temperature", expected, float(found), advice)
 
 
 def documents_plan(settings: Settings, **more: Any) -> DocumentsPlan:
     """Returns the plan of a run."""
     if settings.get("documents_per_topic") is None:
         raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
-    _num_candidates(settings)
     plan: DocumentsPlan = component_of_plan(settings, declared(settings), **more).plan
     return plan
 
@@ -229,9 +252,7 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     planner, in_words = _PLANNERS[settings.method]
     out = planner(settings, compares)
     if out["plan"]["epsilon"] > settings.share_epsilon:
-        advice = "Raise noise.multiplier, or leave it out."
-        found = float(format_rounded_up(out["plan"]["epsilon"]))
-        raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
+        raise _too_little_noise(settings, out["plan"]["epsilon"])
     return json.dumps(out, indent=2) if as_json else in_words(out)
 
 
@@ -276,9 +297,24 @@ def declared(settings: Settings, labels: Sequence[str] = ()) -> PrivateExamples:
         data = data.replace(label_key=data.label_key or "label")
     elif labels and (settings.get("task") or FewShotTask()).labels is None:
         data = data.replace(label_key=data.label_key or "label", labels=tuple(labels))
-    private = private_examples(dataclasses.replace(settings, data=data), are_read=False)
+    made_up: Sequence[Any] = ()
+    if settings.adjacency == "replace_one" and getattr(settings.get("rows"), "sampling", None) in _COUNTED:
+        data = data.replace(unit_key=None, records_per_unit=None)
+        made_up = _made_up(data)
+    private = private_examples(dataclasses.replace(settings, data=data), are_read=False, made_up=made_up)
     private.check_delta(max(settings.share_delta, settings.budget.delta or 0))
     return private
+
+
+_COUNTED = ("fixed", "partition")
+"""Samplings of a number of units that is public, and checked."""
+
+
+def _made_up(data: Data) -> list[dict[str, str]]:
+    """Returns as many records as are declared, all alike."""
+    label = (data.labels or tuple(map(str, data.sizes())))[0]
+    names = (data.text_key, *(data.fields or ()), *(() if data.label_key is None else (data.label_key,)))
+    return [dict.fromkeys(names, label)] * sum(data.sizes().values())
 
 
 def _terms(settings: Settings) -> dict[str, Any]:
@@ -343,25 +379,11 @@ def toml_lines(settings: Mapping[str, Any]) -> list[str]:
 # -- generation ------------------------------------------------------------------------------------------------------
 
 
-def _rule(settings: Settings) -> TokenRule:
-    from langchain_dpicl.generation.plan import TokenRule
-
-    decoding = settings.get("decoding")
-    noise = noise_of(settings.get("noise"), Noise, LogitNoise)
-    return TokenRule.of(noise, None if decoding is None else decoding.temperature)
-
-
 def _generation(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.generation.plan import local_cost, noise_advice, published_epsilon, signal_of, word_shares
-    from langchain_dpicl.generation.synthesizer import public_sizes
-    from langchain_dpicl.planning.expected_utility import RowDesign
 
-    # A run has the same rows: no more than the smallest label declares units.
-    sizes = public_sizes(declared(settings))
-    rule, agreement, smallest = _rule(settings), _agreed(settings), min(sizes.values())
-    asked = RowDesign.of(settings.get("rows"), smallest_size=smallest)
-    design = RowDesign.choose(smallest_size=smallest) if asked is None else asked
-    plan, caps = _generation_plan(settings, sizes, design, rule), settings.cost.record_tokens
+    agreement, caps = _agreed(settings), settings.cost.record_tokens
+    plan: GenerationPlan = component_of_plan(settings, declared(settings)).plan
     agreed: dict[str, Any] = {"one_shot": agreement, "public_agreement": settings.guess.public_agreement}
     signal = signal_of(plan, **agreed)
     out: Output = {
@@ -376,14 +398,14 @@ def _generation(settings: Settings, compares: bool) -> Output:
         },
         "options": [],
     }
-    if rule.is_logit:
+    if plan.rule.is_logit:
         out["published_epsilon"] = published_epsilon(plan)
     if plan.words is not None:
         out["words_from"], out["word_shares"] = plan.words_from(), []
         if compares and _given_noise(settings) is None:
             out["word_shares"] = word_shares(plan, epsilon=settings.share_epsilon)
     if compares:
-        out |= _generation_options(settings, sizes, design, rule, words=plan.words)
+        out |= _generation_options(settings, plan)
     return out
 
 
@@ -396,59 +418,25 @@ def _agreed(settings: Settings) -> float:
     return AGREEMENT if settings.guess.agreement is None else settings.guess.agreement
 
 
-def _writing(settings: Settings) -> dict[str, Any]:
-    """Returns what a generation writes: texts, their fields and lengths, candidates and samples."""
-    from langchain_dpicl.generation.decoding_loop import MOST_COLUMNS
-    from langchain_dpicl.generation.plan import segments_of
-
-    decoding, rows, task = settings.get("decoding"), settings.get("rows"), settings.get("task")
-    label = None if task is None else task.open_label
-    segments = segments_of(label, max_tokens=settings.get("max_tokens", 60))
-    candidates = _num_candidates(settings)
-    redraw = None if rows is None else rows.redraw_every
-    return {
-        "redraw_every": max(segment.max_tokens for segment in segments) if redraw == "run" else redraw,
-        "shots_per_label": settings.get("shots_per_label", 1),
-        "segments": segments,
-        "candidates": candidates + 1 + (MOST_COLUMNS if decoding is not None and decoding.released_words else 0),
-    }
-
-
-def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule) -> GenerationPlan:
-    from langchain_dpicl.generation.plan import plan_generation
-    from langchain_dpicl.planning.share_plan import words_before_texts
-
-    decoding = settings.get("decoding")
-    has_words = decoding is not None and decoding.released_words is True
-    words = words_before_texts(settings.data.text_key) if has_words else None
-    terms = {**_terms(settings), "noise_multiplier": _given_noise(settings), "words": words}
-    plan = plan_generation(sizes, **terms, mechanism=rule, design=design, **_writing(settings))
-    if rule.fixes_noise and plan.epsilon > settings.share_epsilon:
-        raise ConfigurationError(
-            f"noise.clip, decoding.temperature: expected noise that costs at most epsilon {settings.share_epsilon}, "
-            f"found {format_rounded_up(plan.epsilon)}. Give one of the two, or raise the temperature or rows.slots."
-        )
-    return plan
-
-
-def _generation_options(
-    settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule, *, words: WordRelease | None
-) -> Output:
+def _generation_options(settings: Settings, plan: GenerationPlan) -> Output:
     """Returns the options, best first, and the recommended ones."""
     from langchain_dpicl.generation.plan import best_drawn, compare, thriftiest
 
-    guess = settings.guess
+    guess, rule = settings.guess, plan.rule
     options = compare(
-        sizes,
+        dict(plan.sizes),
         **_terms(settings),
-        **_writing(settings),
-        base=design,
+        base=plan.design,
+        redraw_every=plan.release.redraw_every,
+        shots_per_label=plan.shots_per_label,
+        segments=plan.segments,
+        candidates=plan.candidates,
         record_tokens=settings.cost.record_tokens,
         agreement=_agreed(settings),
         public_agreement=guess.public_agreement,
         full_vocabulary=guess.full_vocabulary or rule.is_logit,
         rule=rule,
-        words=words,
+        words=plan.words,
     )
 
     def shown(option: DesignOption) -> Output:

@@ -370,7 +370,7 @@ class TestSignalOfAPlan:
     ) -> None:
         table = toml_lines({"task.open_label": {"key": "q", **label}})[0].strip().replace(" = ", "=", 1)
         asked = ["plan", "--public-size", "4000", "--epsilon", "1", "--delta", "1e-6", "--max-tokens", "3"]
-        assert main([*asked, "--set", table, "--set", "rows.units=20", "--json"]) == 0
+        assert main([*asked, "--set", table, "--set", "rows.units=20", "--set", "data.fields=['q']", "--json"]) == 0
         planned = json.loads(capsys.readouterr().out)
         words = [f" word{number}" for number in range(200)]
         run = DemonstrationSynthesizer.from_private_examples(

@@ -126,3 +126,30 @@ def test_a_run_of_the_same_file_has_the_plan_that_is_shown(
     if "cost" in shown:
         own = cost_of(made, given)
         assert {name: shown["cost"][name] for name in own} == own
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "a temperature without effect": ("decoding.temperature=1.3", "Decoding: temperature"),
+    "a label of no field": ("task.open_label.key=queue", "OpenLabel.key: expected a declared field"),
+    "a field of labels, without them": ("data.label_key=queue", "labels: expected the declared labels of 'queue'"),
+    "rows where no text is written": ("rows.slots=9", "Rows: expected none with documents_per_topic=0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_run_refuses_before_it_spends_is_refused(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given, said = REFUSED[case]
+    method = ["--method", "documents", "--documents-per-topic", "0"] if given.startswith("rows") else []
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "1000", "--no-compare", *method]
+    assert main(["plan", *terms]) == 0
+    assert main(["plan", *terms, "--set", given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_guesses_and_noise_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["--epsilon", "0.1", "--delta", "1e-6", "--public-size", "1000", "--no-compare"]
+    for method in ([], ["--method", "voting", "--max-queries", "900", "--set", "guess.labels=2"]):
+        assert main(["plan", *terms, *method]) == 0
+        said = capsys.readouterr()
+        assert said.out.count("do not spend like this") == 1
+        assert not said.err

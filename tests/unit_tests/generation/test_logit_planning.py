@@ -273,12 +273,12 @@ class TestComparison:
             "noise": {"mechanism": "clip_and_blend", "clip": 2.0, "blend_weight": 0.7},
             "decoding": {"temperature": 0.8},
         }
-        settings = settings_of(asked)
-        found = _cli_plan._generation_settings(settings, option("clip_and_blend"), _cli_plan._rule(settings))
+        settings, rule = settings_of(asked), TokenRule("clip_and_blend", clip=2.0, temperature=0.8, blend_weight=0.7)
+        found = _cli_plan._generation_settings(settings, option("clip_and_blend"), rule)
         assert found["rows"] == {"slots": 4, "shots": 1, "sampling": "disjoint", "fill": 2.0, "redraw_every": 2}
         assert found["noise"] == {"mechanism": "clip_and_blend", "blend_weight": 0.7}
         assert found["decoding"] == {"temperature": 0.8}
-        other = _cli_plan._generation_settings(settings, option("gumbel"), _cli_plan._rule(settings))
+        other = _cli_plan._generation_settings(settings, option("gumbel"), rule)
         assert other["noise"] == "gumbel"
         assert "decoding" not in other
 
