@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -44,6 +45,7 @@ from langchain_dpicl.reports.rendering import format_rounded_up
 
 if TYPE_CHECKING:
     from langchain_dpicl.documents import DocumentsPlan
+    from langchain_dpicl.evolution import EvolutionPlan
     from langchain_dpicl.generation.plan import DesignOption, GenerationPlan, TokenRule
     from langchain_dpicl.pate.plan import LabellingOption, LabellingPlan
     from langchain_dpicl.planning.expected_utility import RowDesign
@@ -59,8 +61,12 @@ if TYPE_CHECKING:
 _BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a model, or N for N texts of each."
 
 
-def component_of_plan(settings: Settings, private: PrivateExamples, **more: Any) -> Any:
-    """Returns the component that a run builds, on a budget in memory and a model that is never asked.
+class _NotDeclaredError(Exception):
+    """Leaves the open plan of a budget, so that nothing is declared in it."""
+
+
+def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> Any:
+    """Returns the plan of the component that a run builds, on a budget in memory and a model that is never asked.
 
     Refuses what a run would refuse before it spends. What the text of a plan says of guesses and noise is no warning.
     """
@@ -70,18 +76,20 @@ def component_of_plan(settings: Settings, private: PrivateExamples, **more: Any)
     kept = {name: value for name, value in settings.component.items() if name not in _FILES}
     if settings.budget.ledger is not None:
         kept["component"] = name_of(settings)
-    made = dataclasses.replace(settings, component=kept)
+    door, budget = dataclasses.replace(settings, component=kept).door, Budget(**_terms(settings))
     model = FakeBackend(_refuse_call, vocabulary=_vocabulary(settings.get("decoding") or Decoding()))
-    given = {"llm": model, "budget": Budget(**_terms(settings)), "epsilon": settings.share_epsilon, **more}
     with warnings.catch_warnings():
         if settings.method != "documents":  # whose text says nothing of noise on its tokens
             warnings.simplefilter("ignore", NoisyPlanWarning)
         warnings.simplefilter("ignore", RestsOnGuessWarning)
         try:
-            return made.door(private, **given)
+            # Whoever declares a share alone asks for second opinions on its price, which take longer than the plan.
+            with contextlib.suppress(_NotDeclaredError), budget.plan():
+                plan = door(private, **{"llm": model, "budget": budget, "epsilon": settings.share_epsilon, **more}).plan
+                raise _NotDeclaredError
         except PrivacyBudgetExceededError as error:
-            found = error.requested
-    raise _too_little_noise(settings, found)
+            raise _too_little_noise(settings, error.requested) from None
+    return plan
 
 
 _FILES = ("checkpoint", "serving")
@@ -100,20 +108,11 @@ def _vocabulary(decoding: Decoding) -> list[bytes]:
     return [bytes([number % 256]) * (1 + number // 256) for number in range(max(least, int(decoding.candidates)))]
 
 
-def _too_little_noise(settings: Settings, epsilon: float) -> ConfigurationError:
-    """Returns the error of given noise that costs more than the share."""
-    expected, found = f"noise that costs at most epsilon {settings.share_epsilon}", format_rounded_up(epsilon)
-    if _given_noise(settings) is not None:
-        return fail("noise.multiplier", expected, float(found), "Raise noise.multiplier, or leave it out.")
-    advice = "Give one of the two, or raise the temperature or rows.slots."
-    return fail("noise.clip, decoding.temperature", expected, float(found), advice)
-
-
 def documents_plan(settings: Settings, **more: Any) -> DocumentsPlan:
     """Returns the plan of a run."""
     if settings.get("documents_per_topic") is None:
         raise fail("documents_per_topic", "a number of texts, or 0", None, _BOTH)
-    plan: DocumentsPlan = component_of_plan(settings, declared(settings), **more).plan
+    plan: DocumentsPlan = plan_of_run(settings, declared(settings), **more)
     return plan
 
 
@@ -256,6 +255,16 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
     return json.dumps(out, indent=2) if as_json else in_words(out)
 
 
+def _too_little_noise(settings: Settings, epsilon: float) -> ConfigurationError:
+    """Returns the error of given noise that costs more than the share."""
+    name, advice = "noise.multiplier", "Raise noise.multiplier, or leave it out."
+    if _given_noise(settings) is None:
+        name = "noise.clip, decoding.temperature"
+        advice = "Give one of the two, or raise the temperature or rows.slots."
+    found = float(format_rounded_up(epsilon))
+    return fail(name, f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
+
+
 def price_text(plan: Mapping[str, Any]) -> str:
     """Returns what a plan costs at most; the word epsilon comes before it."""
     epsilon, delta = format_rounded_up(plan["epsilon"], 4), format_rounded_up(plan["delta"])
@@ -383,7 +392,7 @@ def _generation(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.generation.plan import local_cost, noise_advice, published_epsilon, signal_of, word_shares
 
     agreement, caps = _agreed(settings), settings.cost.record_tokens
-    plan: GenerationPlan = component_of_plan(settings, declared(settings)).plan
+    plan: GenerationPlan = plan_of_run(settings, declared(settings))
     agreed: dict[str, Any] = {"one_shot": agreement, "public_agreement": settings.guess.public_agreement}
     signal = signal_of(plan, **agreed)
     out: Output = {
@@ -1319,27 +1328,13 @@ def _training_text(out: dict[str, Any]) -> str:
 
 def _evolution(settings: Settings, compares: bool) -> Output:
     del compares  # one search
-    from langchain_dpicl.evolution import check_enough, first_candidates, most_candidates, plan_evolution
-    from langchain_dpicl.generation.synthesizer import public_sizes
+    from langchain_core.embeddings import DeterministicFakeEmbedding
 
-    noise_with(settings.get("noise"), "gaussian")  # refuses another
-    search = settings.get("evolution") or Evolution()
-    sizes = public_sizes(declared(settings))
-    given = first_candidates(search.candidates, tuple(sizes))
-    plan = plan_evolution(
-        sizes,
-        **_terms(settings),
-        **settings.only("shots_per_label"),
-        noise_multiplier=_given_noise(settings),
-        rounds=search.rounds,
-        num_candidates=most_candidates(given, search.num_candidates),
-        num_survivors=search.num_survivors,
-        num_variations=search.num_variations,
-    )
-    check_enough(plan, given)
+    plan: EvolutionPlan = plan_of_run(settings, declared(settings), embeddings=DeterministicFakeEmbedding(size=2))
+    writes_first = not (settings.get("evolution") or Evolution()).candidates
     return {
         "plan": plan.to_dict(),
-        "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens, writes_first=not given), settings),
+        "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens, writes_first=writes_first), settings),
         "embedded": plan.embedded,
         "signal": plan.expected(),
     }

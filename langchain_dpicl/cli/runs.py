@@ -53,7 +53,7 @@ from langchain_dpicl.cli.spending import (
     warn_of_embedded,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import GenerationTask, Topics
+from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy._validate import check_int, fail
 
 if TYPE_CHECKING:
@@ -135,7 +135,6 @@ def _demonstrate(call: Call) -> int:
     check_workers(arguments, settings)
     check_int("max_tokens", settings.get("max_tokens", 1), low=1)
     if arguments.dry_run:
-        _check_wording(settings)
         return dry_run(call)
     check_target(arguments, settings)
     warn_of_embedded(settings)
@@ -151,19 +150,6 @@ def _demonstrate(call: Call) -> int:
     )
     has_workers = arguments.ray is not None and settings.method != "evolution"  # workers of an evolution keep nothing
     return release(made, call, shown=json_line, budget=budget, has_workers=has_workers)
-
-
-def _check_wording(settings: Settings) -> None:
-    """Refuses a wording that the run would refuse; needs no record."""
-    from langchain_dpicl.evolution import EvolutionTemplate
-    from langchain_dpicl.generation.decoding_loop import wording_of_texts
-
-    private = private_examples(settings, are_read=False)
-    task = GenerationTask.of(settings.get("task"), settings.get("instruction"))
-    if settings.method == "evolution":
-        EvolutionTemplate.of(task, text_key=private.text_key, label_key=private.label_key, fields=private.fields)
-    else:
-        wording_of_texts(private, task)
 
 
 def _embeddings(settings: Settings) -> dict[str, Any]:

@@ -312,7 +312,9 @@ def on_ledger(settings: Settings) -> Settings:
 def dry_run(call: Call) -> int:
     """Prints the plan of a run; reads no record, asks no model and spends nothing."""
     check_model(call.settings.model)
-    call.say(planned(on_ledger(call.settings), compares=False, as_json=call.arguments.json))
+    settings = on_ledger(call.settings)
+    private_examples(settings, are_read=False)  # refuses what is missing, which a plan would fill in
+    call.say(planned(settings, compares=False, as_json=call.arguments.json))
     return DONE
 
 
