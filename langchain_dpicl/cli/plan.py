@@ -18,6 +18,7 @@ from langchain_dpicl.cli.inputs import (
     Settings,
     add_flags,
     add_settings,
+    answers_in_text,
     name_of,
     private_examples,
     read_settings,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.privacy.private_examples import PrivateExamples
     from langchain_dpicl.rehearsal.choice import ChosenRows, FreeRival, Proposal
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+    from langchain_dpicl.retrieval import RetrievalPlan
     from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
 
@@ -70,14 +72,13 @@ def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> An
 
     Refuses what a run would refuse before it spends. What the text of a plan says of guesses and noise is no warning.
     """
-    from langchain_dpicl.backends.fake import FakeBackend
     from langchain_dpicl.budget.budget import Budget
 
     kept = {name: value for name, value in settings.component.items() if name not in _FILES}
     if settings.budget.ledger is not None:
         kept["component"] = name_of(settings)
     door, budget = dataclasses.replace(settings, component=kept).door, Budget(**_terms(settings))
-    model = FakeBackend(_refuse_call, vocabulary=_vocabulary(settings.get("decoding") or Decoding()))
+    given = {"llm": _model(settings), "budget": budget, "epsilon": settings.share_epsilon, **more}
     with warnings.catch_warnings():
         if settings.method != "documents":  # whose text says nothing of noise on its tokens
             warnings.simplefilter("ignore", NoisyPlanWarning)
@@ -85,7 +86,7 @@ def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> An
         try:
             # Whoever declares a share alone asks for second opinions on its price, which take longer than the plan.
             with contextlib.suppress(_NotDeclaredError), budget.plan():
-                plan = door(private, **{"llm": model, "budget": budget, "epsilon": settings.share_epsilon, **more}).plan
+                plan = door(private, **given).plan
                 raise _NotDeclaredError
         except PrivacyBudgetExceededError as error:
             raise _too_little_noise(settings, error.requested) from None
@@ -96,8 +97,24 @@ _FILES = ("checkpoint", "serving")
 """Parameters that open files, which leave the plan as it is."""
 
 
+def _model(settings: Settings) -> Any:
+    """Returns a made-up model of the kind that the settings name: one that votes in text, or an engine."""
+    from langchain_core.language_models import FakeListLLM
+
+    from langchain_dpicl.backends.fake import FakeBackend
+
+    if settings.method in _REHEARSED and _votes_in_text(settings):
+        return FakeListLLM(responses=["an answer"])  # constructors ask whether it writes
+    return FakeBackend(_refuse_call, vocabulary=_vocabulary(settings.get("decoding") or Decoding()))
+
+
 def _refuse_call(*_: Any) -> NoReturn:
     raise ConfigurationError("plan: expected no call of a model, found one.")
+
+
+def _votes_in_text(settings: Settings) -> bool:
+    """Whether the model's answer in text is its vote, as far as its name says so."""
+    return settings.answers.votes == "text" or answers_in_text(settings.model.name)
 
 
 def _vocabulary(decoding: Decoding) -> list[bytes]:
@@ -625,8 +642,6 @@ def _source(settings: Settings) -> RowSource:
 
 def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
-    from langchain_dpicl.cli.inputs import answers_in_text
-
     answers = settings.answers
     asked, calls = answers.calibrate, settings.cost.calls_per_row
     content_free: Sequence[str] = getattr(source, "content_free", answers.content_free)
@@ -635,8 +650,7 @@ def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     if not reads:
         raise fail("answers.calibrate", f"one of {list(known)}, as rows were rehearsed", asked)
     # Where nothing is asked for or rehearsed, rows are calibrated unless the model answers in text.
-    by_text = answers.votes == "text" or answers_in_text(settings.model.name)
-    calibrates = asked is None and not hasattr(source, "readings") and not by_text
+    calibrates = asked is None and not hasattr(source, "readings") and not _votes_in_text(settings)
     return {read: calls or (1 + len(content_free) if read or calibrates else 1) for read in reads}
 
 
@@ -971,30 +985,21 @@ def _voting_option_text(option: dict[str, Any]) -> str:
 
 def _retrieval(settings: Settings, compares: bool) -> Output:
     del compares  # one shape
+    from langchain_core.embeddings import DeterministicFakeEmbedding
+
     from langchain_dpicl.planning.row_law import RowFacts
-    from langchain_dpicl.retrieval import plan_retrieval, refuse_wordings
 
     retrieval, participants, source = settings.get("retrieval"), settings.guess.participants, _source(settings)
-    refuse_wordings(settings.get("task"))
-    noise_with(settings.get("noise"), "gaussian")  # refuses another
     if retrieval is None:
         advice = "Give --set retrieval.participations=N --set retrieval.similarity_threshold=X."
         raise fail("retrieval.participations", "a number", None, advice)
     names, readings = _labels(settings, source), _readings(settings, source)
-    private, labels = declared(settings, names), len(names)
 
     def facts(calibrated: bool) -> RowFacts:
-        return source.facts(labels=labels, shots=1.0, calibrated=calibrated)
+        return source.facts(labels=len(names), shots=1.0, calibrated=calibrated)
 
-    plan = plan_retrieval(
-        private.public_size_of(None),
-        **_terms(settings),
-        noise_multiplier=_given_noise(settings),
-        participations=retrieval.participations,
-        width=labels,
-        num_slots=None if retrieval.slots == "per_unit" else retrieval.slots,
-        max_queries=settings.get("max_queries", 100_000),
-    )
+    near = retrieval.replace(embeddings=DeterministicFakeEmbedding(size=2), balances=None)
+    plan: RetrievalPlan = plan_of_run(settings, declared(settings, names), retrieval=near)
     reads = max(readings, key=lambda read: facts(read).right)
     found = plan.expected(participants=participants, source=source, calibrated=reads)
     signal = _signal({**found, "row_correlation": facts(reads).correlation}, None)

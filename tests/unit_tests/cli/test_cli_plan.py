@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "retrieval": NEAR,
     "retrieval, a row for each": {"retrieval": {**NEAR["retrieval"], "slots": "per_unit"}, "max_queries": 9},
+    "retrieval in text": {**NEAR, "answers": {"votes": "text"}},
     "training": STEPS,
     "training at a given noise": {**STEPS, "noise": {"multiplier": 9.0}},
 }
@@ -79,17 +81,11 @@ def tables(kind: str, records: Path) -> dict[str, Any]:
 def component(given: dict[str, Any]) -> Any:
     """Returns what a run builds of a settings file, over its records."""
     settings = settings_of(given)
-    models = {"training": LogisticEngine} | (
-        {"voting": voter, "pate": voter} if settings.answers.votes == "text" else {}
-    )
+    models = {"training": LogisticEngine, "text": partial(FakeListLLM, responses=["good"])}
     more = {"public_inputs": INPUTS} if settings.method == "pate" else {}
-    model = models.get(settings.method, EmbeddedModel)()
+    model = models.get("text" if settings.answers.votes == "text" else settings.method, EmbeddedModel)()
     own = {"budget": budget_of(settings), **share_of(settings), **more}
     return settings.door(private_examples(settings), llm=model, **own)
-
-
-def voter() -> Any:
-    return FakeListLLM(responses=["good"])
 
 
 def cost_of(made: Any, given: dict[str, Any]) -> dict[str, Any]:
