@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.row_law import RowSource
     from langchain_dpicl.planning.share_plan import Cost
     from langchain_dpicl.privacy.private_examples import PrivateExamples
-    from langchain_dpicl.rehearsal.choice import ChosenRows, FreeRival, Proposal
+    from langchain_dpicl.rehearsal.choice import FreeRival, Proposal
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.retrieval import RetrievalPlan
-    from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
+    from langchain_dpicl.runs.query_plan import QueryOption, QueryPlan, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
 
 
@@ -99,12 +99,14 @@ _FILES = ("checkpoint", "serving")
 
 def _model(settings: Settings) -> Any:
     """Returns a made-up model of the kind that the settings name: one that votes in text, or an engine."""
-    from langchain_core.language_models import FakeListLLM
-
     from langchain_dpicl.backends.fake import FakeBackend
 
     if settings.method in _REHEARSED and _votes_in_text(settings):
-        return FakeListLLM(responses=["an answer"])  # constructors ask whether it writes
+        from langchain_core.language_models import FakeListLLM
+
+        from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+
+        return TextVoteBackend(FakeListLLM(responses=["an answer"]))  # which asks it once whether it writes
     return FakeBackend(_refuse_call, vocabulary=_vocabulary(settings.get("decoding") or Decoding()))
 
 
@@ -821,59 +823,51 @@ def _mechanisms(settings: Settings, first: str) -> tuple[str, ...]:
     """Returns the mechanisms that are compared, the plan's own first."""
     if settings.answers.scores:
         return (first,)
-    return tuple(dict.fromkeys((first, "gaussian", "gumbel", "permute_and_flip")))
+    return tuple(sorted(("gaussian", "gumbel", "permute_and_flip"), key=lambda name: name != first))
 
 
-def _chosen(settings: Settings, source: RowSource, rows: Rows | None, size: int, **terms: Any) -> ChosenRows:
-    """Returns the rows that are asked for, those that a rehearsal speaks for, or the usual ones."""
-    from langchain_dpicl.rehearsal.choice import chosen_rows
+def _proposal(settings: Settings, source: RowSource, size: int, max_queries: int) -> Proposal | None:
+    """Returns the rows that a rehearsal speaks for; None: there is none, or rows are asked for."""
+    from langchain_dpicl.planning.expected_utility import RowDesign
+    from langchain_dpicl.rehearsal.choice import propose_rows
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
-    from langchain_dpicl.runs.query_plan import design_of_queries
 
-    asked: Rows | Rehearsal | None = rows
-    if isinstance(source, Rehearsal) and design_of_queries(rows, size) is None:
-        asked = source
-    return chosen_rows(
-        asked,
+    if not isinstance(source, Rehearsal) or RowDesign.of(settings.get("rows"), smallest_size=size) is not None:
+        return None
+    return propose_rows(
+        source,
         size,
-        engine=None,
+        **_terms(settings),
+        max_queries=max_queries,
         mechanism=_vote_mechanism(settings),
         calibrate=settings.answers.calibrate,
         wordings=num_wordings(settings),
-        **terms,
     )
+
+
+def _plan_of_votes(settings: Settings, private: PrivateExamples, proposal: Proposal | None, **more: Any) -> Any:
+    """Returns the plan of a run on the rows and with the noise that a rehearsal chose, or on its own."""
+    if proposal is not None:
+        asked, mechanism = settings.get("rows") or Rows(), proposal.plan.release.mechanism.name
+        more["rows"] = Rows(**{**proposal.design.option(), "redraw_every": asked.redraw_every})
+        more["noise"] = noise_of(settings.get("noise"), Noise).replace(mechanism=mechanism)
+    return plan_of_run(settings, private, **more)
 
 
 def _voting(settings: Settings, compares: bool) -> Output:
-    from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
-    from langchain_dpicl.runs.query_plan import compare_queries, plan_queries, rejection
+    from langchain_dpicl.runs.query_plan import compare_queries
 
-    source = _source(settings)
+    source, max_queries = _source(settings), _needed(settings, "max_queries")
     names, readings = _labels(settings, source), _readings(settings, source)
-    private, labels = declared(settings, names), len(names)
+    private, labels, wordings = declared(settings, names), len(names), num_wordings(settings)
     size = private.public_size_of(None)
-    shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
-    chosen = _chosen(settings, source, settings.get("rows"), size, **shared)
-    wordings = num_wordings(settings)
-    chosen.design.check_wordings(wordings)
+    proposal = _proposal(settings, source, size, max_queries)
+    plan: QueryPlan = _plan_of_votes(settings, private, proposal)
+    reads = _best_reading(plan, source, readings, labels) if proposal is None else proposal.calibrated
     share = _abstention(settings, labels, usual="never")
-    rejects = rejection(share, chosen.design, public_size=size, mechanism=chosen.mechanism)
-    is_soft = settings.answers.votes == "soft"
-    votes = ProbabilitySum() if is_soft else VoteSum()
-    plan = plan_queries(
-        size,
-        aggregation=votes,
-        **shared,
-        noise_multiplier=_given_noise(settings),
-        width=labels + len(rejects["constants"]),
-        mechanism=chosen.mechanism,
-        design=chosen.design,
-        constants=rejects["constants"],
-    )
-    reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
     expected = plan.expected(source, calibrated=reads, abstain_below=share)
     # What was predicted apart from the choice is of the proposal's own noise, without abstention.
-    own = chosen.proposal if share is None and _given_noise(settings) is None else None
+    own = proposal if share is None and _given_noise(settings) is None else None
     signal = _signal(expected, own)
     cost = plan.cost(**_caps(settings, readings[reads]))
     out: Output = {
@@ -883,16 +877,18 @@ def _voting(settings: Settings, compares: bool) -> Output:
         **_verdict(signal, source, own, lambda found: _resampled(plan, found, reads)),
         "options": [],
     }
-    if chosen.proposal is not None:
-        out["recommendation"] = {**chosen.proposal.to_dict(), "settings": _proposed(settings, chosen.proposal)}
+    if proposal is not None:
+        out["recommendation"] = {**proposal.to_dict(), "settings": _proposed(settings, proposal)}
     if compares:
+        votes: Any = plan.release.aggregation
         options = compare_queries(
             size,
-            **shared,
+            **_terms(settings),
+            max_queries=max_queries,
             labels=labels,
             aggregation=votes,
-            mechanisms=_mechanisms(settings, chosen.mechanism),
-            base=chosen.design,
+            mechanisms=_mechanisms(settings, plan.release.mechanism.name),
+            base=plan.design,
             abstain_below=share,
             wordings=wordings,
             source=source,
@@ -1050,47 +1046,22 @@ _DRAWN = {
 
 
 def _pate(settings: Settings, compares: bool) -> Output:
-    from langchain_dpicl.pate.plan import default_design, kind_of_teachers, plan_labelling
-    from langchain_dpicl.rehearsal.choice import ChosenRows
-    from langchain_dpicl.runs.query_plan import mechanism_for, rejection
-
     guess, source = settings.guess, _source(settings)
     names, readings = _labels(settings, source), _readings(settings, source)
     private, labels = declared(settings, names), len(names)
-    size = private.public_size_of(None)
     if guess.public_inputs is None:
         raise fail("guess.public_inputs", "the number of public inputs", None, "Give --public-inputs N.")
-    rows, shared = settings.get("rows"), {**_terms(settings), "max_queries": _num_inputs(settings, guess.public_inputs)}
-    asked = rows or Rows()
-    teachers = kind_of_teachers(asked)
-    if teachers == "fixed" and asked.slots is None and asked.shots == 1:
-        # The usual partition of fixed teachers has more rows than other shapes.
-        usual = default_design(teachers, size)
-        noise = _vote_mechanism(settings) or mechanism_for(usual)
-        chosen = ChosenRows(usual, noise, settings.answers.calibrate, source)
-    else:
-        shape = None if rows is None else rows.replace(redraw_every=None)
-        chosen = _chosen(settings, source, shape, size, **shared)
-    below = _abstention(settings, labels, usual="auto")
-    rejects = rejection(below, chosen.design, public_size=size, mechanism=chosen.mechanism)
-    plan = plan_labelling(
-        size,
-        **shared,
-        noise_multiplier=_given_noise(settings),
-        width=labels + len(rejects["constants"]),
-        teachers=teachers,
-        mechanism=chosen.mechanism,
-        design=chosen.design,
-        **rejects,
-    )
-    reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
+    inputs, size = _num_inputs(settings, guess.public_inputs), private.public_size_of(None)
+    proposal = _proposal(settings, source, size, inputs)
+    plan: LabellingPlan = _plan_of_votes(settings, private, proposal, max_queries=inputs)
+    reads = _best_reading(plan, source, readings, labels) if proposal is None else proposal.calibrated
     # What was predicted apart from the choice is without a threshold; the usual one rejects next to nothing.
     is_usual = settings.answers.abstain_below in {None, "auto", "never"}
-    own = chosen.proposal if is_usual and _given_noise(settings) is None else None
-    signal = _signal(plan.expected(source, calibrated=reads), own)
+    own = proposal if is_usual and _given_noise(settings) is None else None
+    signal = _signal(plan.expected(source, calibrated=reads, labels=labels), own)
     students = {"student_calls": settings.cost.student_calls, "student_shots": labels}
     cost = plan.cost(**_caps(settings, readings[reads]), **students)
-    needed = plan.right_rows_needed(guess.chance, source=source, calibrated=reads)
+    needed = plan.right_rows_needed(guess.chance, source=source, calibrated=reads, labels=labels)
     out: Output = {
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
@@ -1099,11 +1070,11 @@ def _pate(settings: Settings, compares: bool) -> Output:
         "teachers": _teacher_prices(plan, settings, labels),
         "options": [],
     }
-    if chosen.proposal is not None:
-        taken = {**_proposed(settings, chosen.proposal), "max_queries": plan.max_queries}
-        out["recommendation"] = {**chosen.proposal.to_dict(), "settings": taken}
+    if proposal is not None:
+        taken = {**_proposed(settings, proposal), "max_queries": plan.max_queries}
+        out["recommendation"] = {**proposal.to_dict(), "settings": taken}
     if compares:
-        options = _pate_options(settings, source, readings, chosen.mechanism, size=size, labels=labels)
+        options = _pate_options(settings, source, readings, plan.release.mechanism.name, size=size, labels=labels)
         out["options"] = [
             {
                 **option.to_dict(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from langchain_core.language_models import FakeListLLM
 
 from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.cli.inputs import private_examples, settings_of, toml_text
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.spending import budget_of, share_of
@@ -48,9 +48,13 @@ TABLES: dict[str, dict[str, Any]] = {
     "voting": {"max_queries": 100},
     "voting by soft votes": {"max_queries": 100, "answers": {"votes": "soft"}, "rows": {"slots": 9, "fill": 1.5}},
     "voting in text": {"max_queries": 100, "answers": {"votes": "text"}},
+    "voting of a provider that writes": {"max_queries": 100, "model": {"name": "anthropic:none"}},
     "voting with abstention": {"max_queries": 100, "answers": {"abstain_below": 0.3}, "rows": {"units": 30}},
     "voting, scores": {"max_queries": 100, "answers": {"scores": True, "calibrate": False}},
     "pate": {},
+    "pate in text": {"answers": {"votes": "text"}},
+    "pate by soft votes": {"answers": {"votes": "soft"}, "noise": "gaussian"},
+    "pate, two thresholds": {"noise": {"threshold": 9.0, "test_stddev": 40.0, "vote_stddev": 30.0}},
     "pate, one sample": {"rows": {"redraw_every": "run"}, "max_queries": 9},
     "pate, fixed teachers": {
         "rows": {"sampling": "partition"},
@@ -81,9 +85,10 @@ def tables(kind: str, records: Path) -> dict[str, Any]:
 def component(given: dict[str, Any]) -> Any:
     """Returns what a run builds of a settings file, over its records."""
     settings = settings_of(given)
-    models = {"training": LogisticEngine, "text": partial(FakeListLLM, responses=["good"])}
+    models = {"training": LogisticEngine, "text": lambda: TextVoteBackend(FakeListLLM(responses=["good"]))}
     more = {"public_inputs": INPUTS} if settings.method == "pate" else {}
-    model = models.get("text" if settings.answers.votes == "text" else settings.method, EmbeddedModel)()
+    is_text = settings.answers.votes == "text" or settings.model.name != "embedded"
+    model = models.get("text" if is_text else settings.method, EmbeddedModel)()
     own = {"budget": budget_of(settings), **share_of(settings), **more}
     return settings.door(private_examples(settings), llm=model, **own)
 
@@ -122,6 +127,17 @@ def test_a_run_of_the_same_file_has_the_plan_that_is_shown(
     if "cost" in shown:
         own = cost_of(made, given)
         assert {name: shown["cost"][name] for name in own} == own
+
+
+def test_two_thresholds_are_compared_with_a_single_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--public-inputs", "9"]
+    noise = ["noise.threshold=10.0", "noise.test_stddev=25.0", "noise.vote_stddev=13.0", "guess.labels=2"]
+    assert (
+        main(["plan", "--method", "pate", *terms, *(part for one in noise for part in ("--set", one)), "--json"]) == 0
+    )
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["plan"]["mechanism"] == "confident_gnmax"
+    assert {option["mechanism"] for option in shown["options"]} == {"gaussian", "gumbel", "permute_and_flip"}
 
 
 REFUSED: dict[str, tuple[str, str]] = {
