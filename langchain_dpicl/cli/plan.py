@@ -84,7 +84,7 @@ def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> An
             warnings.simplefilter("ignore", NoisyPlanWarning)
         warnings.simplefilter("ignore", RestsOnGuessWarning)
         try:
-            # Whoever declares a share alone asks for second opinions on its price, which take longer than the plan.
+            # A share that is declared alone is priced with second opinions, which take longer than the plan.
             with contextlib.suppress(_NotDeclaredError), budget.plan():
                 plan = door(private, **given).plan
                 raise _NotDeclaredError
