@@ -404,6 +404,55 @@ def toml_lines(settings: Mapping[str, Any]) -> list[str]:
     return [f"  {name} = {toml_text(value)}" for name, value in settings.items()]
 
 
+# -- columns ---------------------------------------------------------------------------------------------------------
+
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "teachers": ("<11", "{teachers}"),
+    "mechanism": ("<17", "{mechanism}"),
+    "rows": ("<7", "{rows}"),
+    "M x k": ("<10", "{num_slots} x {shots_per_slot}"),
+    "fill": (">5", "{fill}"),
+    "c": (">4", "{redraw_every}"),
+    " sampling": ("<10", " {sampling}"),
+    "inputs": (">8", "{max_queries:,}"),
+    "batch": (">9", "{expected_batch_size:,}"),
+    "steps": (">9", "{steps:,}"),
+    "noise": (">9", "{noise}"),
+    "multiplier": (">12", "{noise_multiplier:.4f}"),
+    "on the average": (">17", "{noise_scale:.3g}"),
+    "in clips": (">11", "{noise_to_clip:.3g}"),
+    "row right": (">11", "{row_right:.1%}"),
+    "right token": (">13", "{right_token_prob:.1%}"),
+    "right label": (">13", "{right_label_prob:.1%}"),
+    "at most": (">9", "{ceiling_prob:.1%}"),
+    "calls": (">12", "{private_calls:,}"),
+    "money": (">11", "{money:,.2f}"),
+    "unlimited": (">11", "{ceiling_prob:.1%}"),
+    "local tokens": (">14", "{local_tokens:,}"),
+    "": ("", "{reading}"),
+}
+"""Alignment, width and cell of a column, by its head."""
+
+
+def _table(heads: Sequence[str], options: Iterable[Output]) -> list[str]:
+    """Returns a line of heads, and one for each compared option."""
+    cells = [heads, *([_COLUMNS[head][1].format(**_in_texts(one)) for head in heads] for one in options)]
+    lines = ([f"{cell:{_COLUMNS[head][0]}}" for head, cell in zip(heads, line, strict=True)] for line in cells)
+    return [f"  {''.join(line)}" for line in lines]
+
+
+def _in_texts(option: Output) -> Output:
+    """Returns an option with what its columns show besides its own numbers."""
+    is_filled = option.get("rows") == "slots" and option["sampling"] in {"poisson", "disjoint"}
+    return {
+        **option,
+        "fill": f"{option['overfill']:g}" if is_filled else "-",
+        "noise": _noise_text(option, 3),
+        "local_tokens": option.get("prefilled_tokens", 0) + option.get("decoded_tokens", 0),
+        "reading": " calibrated" if option.get("calibrated") else "",
+    }
+
+
 # -- generation ------------------------------------------------------------------------------------------------------
 
 
@@ -589,13 +638,9 @@ def _generation_options_text(out: dict[str, Any]) -> list[str]:
     if not out["options"]:
         return []
     has_logits = "recommendation_drawn" in out
-    more = f"{'unlimited':>11}{'local tokens':>14}" if has_logits else ""
-    lines = ["", "designs at equal records per token and equal epsilon, best first:"]
-    lines.append(
-        f"  {'mechanism':<17}{'rows':<7}{'M x k':<10}{'fill':>5}{'c':>4} {'sampling':<9}{'noise':>8}{'right token':>13}"
-        f"{'calls':>12}{more}"
-    )
-    lines += [_generation_option_text(option, has_logits=has_logits) for option in out["options"]]
+    heads = ["mechanism", "rows", "M x k", "fill", "c", " sampling", "noise", "right token", "calls"]
+    heads += ["unlimited", "local tokens"] if has_logits else []
+    lines = ["", "designs at equal records per token and equal epsilon, best first:", *_table(heads, out["options"])]
     lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
     if has_logits:
         lines += [
@@ -607,19 +652,6 @@ def _generation_options_text(out: dict[str, Any]) -> list[str]:
             "right token: chance that the released token is the one most rows want; unlimited: at unlimited epsilon",
         ]
     return lines
-
-
-def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
-    shape = f"{option['num_slots']} x {option['shots_per_slot']}"
-    fill = f"{option['overfill']:g}" if option["rows"] == "slots" else "-"
-    tokens = option["prefilled_tokens"] + option["decoded_tokens"]
-    more = f"{100 * option['ceiling_prob']:>10.1f}%{tokens:>14,}" if has_logits else ""
-    return (
-        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{fill:>5}{option['redraw_every']:>4} "
-        f"{option['sampling']:<9}"
-        f"{_noise_text(option, 3):>8}{100 * option['right_token_prob']:>12.1f}%{option['private_calls']:>12,}"
-        f"{more}"
-    )
 
 
 # -- what votes rest on ----------------------------------------------------------------------------------------------
@@ -956,24 +988,10 @@ def _voting_text(out: dict[str, Any]) -> str:
     ]
     if out["options"]:
         lines += ["", "designs at equal epsilon, best first:", *_measured_lines(out)]
-        lines.append(
-            f"  {'mechanism':<17}{'rows':<7}{'M x k':<9}{'fill':>5}{'noise':>9}{'row right':>11}{'right label':>13}"
-            f"{'calls':>12}{'money':>11}"
-        )
-        lines += [_voting_option_text(option) for option in out["options"]]
+        heads = ("mechanism", "rows", "M x k", "fill", "noise", "row right", "right label", "calls", "money", "")
+        lines += _table(heads, out["options"])
     lines += _advice_lines(out)
     return "\n".join(lines)
-
-
-def _voting_option_text(option: dict[str, Any]) -> str:
-    shape = f"{option['num_slots']} x {option['shots_per_slot']}"
-    fill = f"{option['overfill']:g}" if option["rows"] == "slots" else "-"
-    reading = " calibrated" if option["calibrated"] else ""
-    return (
-        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<9}{fill:>5}{_noise_text(option, 3):>9}"
-        f"{100 * option['row_right']:>10.1f}%{100 * option['right_label_prob']:>12.1f}%{option['private_calls']:>12,}"
-        f"{option['money']:>11,.2f}{reading}"
-    )
 
 
 # -- retrieval -------------------------------------------------------------------------------------------------------
@@ -1194,11 +1212,8 @@ def _pate_text(out: dict[str, Any]) -> str:
     ]
     if out["options"]:
         lines += ["", "plans at equal epsilon, best first:", *_measured_lines(out)]
-        lines.append(
-            f"  {'teachers':<11}{'mechanism':<17}{'rows':<6}{'M x k':<9}{'fill':>5}{'inputs':>8}{'noise':>9}"
-            f"{'row right':>11}{'right label':>13}{'at most':>9}{'calls':>12}{'money':>11}"
-        )
-        lines += [_pate_option_text(option) for option in out["options"]]
+        heads = ("teachers", "mechanism", "rows", "M x k", "fill", "inputs", "noise", "row right", "right label")
+        lines += _table((*heads, "at most", "calls", "money", ""), out["options"])
     lines += _advice_lines(out)
     return "\n".join(lines)
 
@@ -1208,18 +1223,6 @@ def _teachers_text(teachers: dict[str, Any]) -> list[str]:
     line = "  {teachers:<11}epsilon {bound:<9} {adjacency}, sampling rate {sampling_rate:.5f}"
     rows = ({**row, "bound": format_rounded_up(row["epsilon"], 4)} for row in teachers["prices"])
     return [head.format(**teachers), *(line.format(**row) for row in rows)]
-
-
-def _pate_option_text(option: dict[str, Any]) -> str:
-    shape = f"{option['num_slots']} x {option['shots_per_slot']}"
-    fill = f"{option['overfill']:g}" if option["rows"] == "slots" and option["sampling"] == "poisson" else "-"
-    reading = " calibrated" if option["calibrated"] else ""
-    return (
-        f"  {option['teachers']:<11}{option['mechanism']:<17}{option['rows']:<6}{shape:<9}{fill:>5}"
-        f"{option['max_queries']:>8,}{_noise_text(option, 3):>9}{100 * option['row_right']:>10.1f}%"
-        f"{100 * option['right_label_prob']:>12.1f}%{100 * option['ceiling_prob']:>8.1f}%"
-        f"{option['private_calls']:>12,}{option['money']:>11,.2f}{reading}"
-    )
 
 
 # -- training --------------------------------------------------------------------------------------------------------
@@ -1293,9 +1296,7 @@ def _training_text(out: dict[str, Any]) -> str:
     ]
     if out["options"]:
         lines += ["", "batches at equal epsilon and equal epochs (noise roughly: up to some percent more than needed):"]
-        lines.append(f"  {'batch':>9}{'steps':>9}{'noise':>9}{'on the average':>17}{'in clips':>11}")
-        row = "  {expected_batch_size:>9,}{steps:>9,}{noise_multiplier:>9.4f}{noise_scale:>17.3g}{noise_to_clip:>11.3g}"
-        lines += [row.format(**option) for option in out["options"]]
+        lines += _table(("batch", "steps", "multiplier", "on the average", "in clips"), out["options"])
     return "\n".join(lines)
 
 
