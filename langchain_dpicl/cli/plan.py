@@ -79,6 +79,7 @@ def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> An
         kept["component"] = name_of(settings)
     door, budget = dataclasses.replace(settings, component=kept).door, Budget(**_terms(settings))
     given = {"llm": _model(settings), "budget": budget, "epsilon": settings.share_epsilon, **more}
+    plan: Any = None
     with warnings.catch_warnings():
         if settings.method != "documents":  # whose text says nothing of noise on its tokens
             warnings.simplefilter("ignore", NoisyPlanWarning)
@@ -124,7 +125,8 @@ def _vocabulary(decoding: Decoding) -> list[bytes]:
     if decoding.candidates == "all":
         raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
     least = 0 if decoding.grammar is None else 256
-    return [bytes([number % 256]) * (1 + number // 256) for number in range(max(least, int(decoding.candidates)))]
+    numbers = range(max(least, int(decoding.candidates)))
+    return [number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big") for number in numbers]
 
 
 def documents_plan(settings: Settings, **more: Any) -> DocumentsPlan:
@@ -881,7 +883,8 @@ def _plan_of_votes(settings: Settings, private: PrivateExamples, proposal: Propo
     """Returns the plan of a run on the rows and with the noise that a rehearsal chose, or on its own."""
     if proposal is not None:
         asked, mechanism = settings.get("rows") or Rows(), proposal.plan.release.mechanism.name
-        more["rows"] = Rows(**{**proposal.design.option(), "redraw_every": asked.redraw_every})
+        shape: dict[str, Any] = proposal.design.option()
+        more["rows"] = Rows(**shape, redraw_every=asked.redraw_every)
         more["noise"] = noise_of(settings.get("noise"), Noise).replace(mechanism=mechanism)
     return plan_of_run(settings, private, **more)
 
