@@ -137,10 +137,15 @@ def documents_plan(settings: Settings, **more: Any) -> DocumentsPlan:
     return plan
 
 
+def topic_size(sizes: Mapping[str | None, int], num_topics: int) -> int:
+    """Returns the number of units of a topic, if all that are declared spread evenly."""
+    return max(1, sum(sizes.values()) // num_topics)
+
+
 def documents_output(settings: Settings, compares: bool) -> Output:  # noqa: ARG001
     """Returns the plan and what each part costs by itself, as `dpicl plan` prints it."""
     plan = documents_plan(settings)
-    size = max(1, sum(settings.data.sizes().values()) // plan.num_topics)
+    size = topic_size(settings.data.sizes(), plan.num_topics)
     return {"plan": plan.to_dict(), "parts": parts_of(plan), "topic_size": size, **plan.expected()}
 
 
