@@ -26,6 +26,7 @@ from langchain_dpicl.privacy._validate import check_int, check_name, fail
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction, hide_password
 from langchain_dpicl.stores.memos import MOST_ANSWERS, TURN_SECONDS, KeptMemo, MemoKey, memo_faults
 from langchain_dpicl.stores.rows import (
+    OLDER_TABLES,
     ON_PURPOSE,
     Connected,
     LedgerHead,
@@ -467,38 +468,51 @@ def _words(secret: Callable[[], str]) -> str:
     return f"PostgreSQL database {name or 'by default'}{at}"
 
 
-# A released version is never changed; new ones are added below. `setup()` migrates in one transaction; opening a ledger
-# only compares version numbers.
+# What is in a database is never changed: opening compares version numbers alone, and so does `setup()` where there are
+# tables.
 
+
+VERSION = 6
+"""Of the tables. Those of development versions had smaller numbers, and are refused."""
 
 _ONE_AT_A_TIME = 0x647069636C  # "dpicl": the advisory lock of all set-ups in a database
-# Milliseconds for a lock of a set-up: less than the server waits until it looks for a deadlock, and refuses one.
-_SHORT_WAIT = """
-SELECT set_config('lock_timeout', greatest(1, least(250, setting::integer / 2))::text, true)
-FROM pg_settings WHERE name = 'deadlock_timeout'
-"""
 
+# Names are found by their bytes: the order of a database's texts changes with the library of its system, and an index
+# that was made before then misses rows that are there. The index of lines is for what is read at an opening although a
+# snapshot sums it up.
 _TABLES = """
+CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY);
 CREATE TABLE {ledgers} (
-    name text PRIMARY KEY,
+    name text COLLATE "C" PRIMARY KEY,
     header text,
     digest text,
     seq bigint NOT NULL DEFAULT 0,
     head text
 ) WITH (fillfactor = 50);
 CREATE TABLE {lines} (
-    ledger text NOT NULL REFERENCES {ledgers} (name),
+    ledger text COLLATE "C" NOT NULL REFERENCES {ledgers} (name),
     seq bigint NOT NULL,
     prev text NOT NULL,
-    kind text NOT NULL,
+    kind text COLLATE "C" NOT NULL,
     body text NOT NULL,
     stamp text NOT NULL,
     hash text NOT NULL,
     PRIMARY KEY (ledger, seq)
 );
+CREATE INDEX dpicl_lines_named ON {lines} (ledger, kind, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
+CREATE TABLE {bindings} (
+    dataset text COLLATE "C" PRIMARY KEY,
+    ledger text COLLATE "C" NOT NULL REFERENCES {ledgers} (name)
+);
+CREATE TABLE {anchors} (
+    ledger_id text COLLATE "C" PRIMARY KEY,
+    seq bigint NOT NULL,
+    head text NOT NULL
+) WITH (fillfactor = 50);
 """
 
-# They stop slips and applications; who owns the tables can drop them, and meets the chain and the anchor.
+# They stop slips and applications; who owns the tables can drop them, and meets the chain and the anchor. That of bound
+# data sets finds its table where that is now, since schemas may be renamed.
 _GUARDS = """
 CREATE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS $guard$
 BEGIN
@@ -516,20 +530,6 @@ BEGIN
     RETURN NEW;
 END
 $guard$;
-CREATE TRIGGER dpicl_lines_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {lines}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
-CREATE TRIGGER dpicl_ledgers_stand BEFORE DELETE OR TRUNCATE ON {ledgers}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
-CREATE TRIGGER dpicl_ledgers_grow BEFORE UPDATE ON {ledgers}
-    FOR EACH ROW EXECUTE FUNCTION {forward}();
-"""
-
-_ANCHORS = """
-CREATE TABLE {anchors} (
-    ledger_id text PRIMARY KEY,
-    seq bigint NOT NULL,
-    head text NOT NULL
-) WITH (fillfactor = 50);
 CREATE FUNCTION {newer}() RETURNS trigger LANGUAGE plpgsql AS $guard$
 BEGIN
     IF NEW.ledger_id <> OLD.ledger_id OR NEW.seq <= OLD.seq THEN
@@ -539,57 +539,7 @@ BEGIN
     RETURN NEW;
 END
 $guard$;
-CREATE TRIGGER dpicl_anchors_stand BEFORE DELETE OR TRUNCATE ON {anchors}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
-CREATE TRIGGER dpicl_anchors_grow BEFORE UPDATE ON {anchors}
-    FOR EACH ROW EXECUTE FUNCTION {newer}();
-"""
-
-# Tables of version 3 may hold a data set on two ledgers: the one that had it first keeps it. Processes of that version
-# which are connected go on with its rules, and are refused where they bind.
-_BINDINGS = """
-CREATE TABLE {bindings} (
-    dataset text PRIMARY KEY,
-    ledger text NOT NULL REFERENCES {ledgers} (name)
-);
-LOCK TABLE {lines} IN EXCLUSIVE MODE;
-INSERT INTO {bindings} (dataset, ledger)
-SELECT dataset, ledger FROM (
-    SELECT body::json ->> 'dataset_id' AS dataset, ledger, stamp FROM {lines} WHERE kind = 'bind'
-) AS bound
-WHERE dataset IS NOT NULL ORDER BY stamp, ledger ON CONFLICT (dataset) DO NOTHING;
-CREATE TRIGGER dpicl_bindings_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {bindings}
-    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
 CREATE FUNCTION {bound}() RETURNS trigger LANGUAGE plpgsql AS $guard$
-BEGIN
-    IF NOT EXISTS (
-        SELECT 1 FROM {bindings} WHERE dataset = NEW.body::json ->> 'dataset_id' AND ledger = NEW.ledger
-    ) THEN
-        RAISE EXCEPTION 'a data set is bound first: % on % is refused', TG_OP, TG_TABLE_NAME
-            USING ERRCODE = 'integrity_constraint_violation';
-    END IF;
-    RETURN NEW;
-END
-$guard$;
-CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
-    FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
-"""
-
-# What is read at an opening although a snapshot sums it up.
-_NAMED = """
-CREATE INDEX dpicl_lines_named ON {lines} (ledger, kind, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
-"""
-
-# The order of a database's texts changes with the library of its system, and an index that was made before then misses
-# rows that are there. Names are found by their bytes, whose order stays; building the indexes anew finds what came in
-# twice meanwhile. The guard finds its table where that is now, since schemas may be renamed.
-_BY_BYTES = """
-DROP TRIGGER dpicl_lines_bound ON {lines};
-ALTER TABLE {ledgers} ALTER COLUMN name TYPE text COLLATE "C";
-ALTER TABLE {lines} ALTER COLUMN ledger TYPE text COLLATE "C", ALTER COLUMN kind TYPE text COLLATE "C";
-ALTER TABLE {bindings} ALTER COLUMN dataset TYPE text COLLATE "C", ALTER COLUMN ledger TYPE text COLLATE "C";
-ALTER TABLE {anchors} ALTER COLUMN ledger_id TYPE text COLLATE "C";
-CREATE OR REPLACE FUNCTION {bound}() RETURNS trigger LANGUAGE plpgsql AS $guard$
 DECLARE
     is_bound boolean;
 BEGIN
@@ -603,15 +553,21 @@ BEGIN
     RETURN NEW;
 END
 $guard$;
+CREATE TRIGGER dpicl_lines_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {lines}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE TRIGGER dpicl_ledgers_stand BEFORE DELETE OR TRUNCATE ON {ledgers}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE TRIGGER dpicl_ledgers_grow BEFORE UPDATE ON {ledgers}
+    FOR EACH ROW EXECUTE FUNCTION {forward}();
+CREATE TRIGGER dpicl_bindings_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {bindings}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
 CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
     FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
+CREATE TRIGGER dpicl_anchors_stand BEFORE DELETE OR TRUNCATE ON {anchors}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE TRIGGER dpicl_anchors_grow BEFORE UPDATE ON {anchors}
+    FOR EACH ROW EXECUTE FUNCTION {newer}();
 """
-
-MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS, _NAMED, _BY_BYTES)
-"""Step n makes version n of version n - 1."""
-
-_SINCE = {"ledgers": 1, "bindings": 4, "lines": 1, "anchors": 3}
-"""The version that each table came with, in the order in which writers lock them."""
 
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
 _IS_THERE = """
@@ -648,64 +604,28 @@ class SchemaTables:
 
     def check_version(self, connection: Connection, where: str) -> None:
         """Refuses tables of another version."""
-        version, expected = self.version(connection), len(MIGRATIONS)
-        if version == expected:
+        version = self.version(connection)
+        if version == VERSION:
             return
-        state, advice = f"version {version}", _SET_UP
+        state, advice = f"version {version}", OLDER_TABLES
         if not version:
             state, advice = "none", self._absent
-        elif version > expected:
+        elif version > VERSION:
             advice = "Use a newer langchain-dpicl."
-        raise LedgerError(f"{where}: expected tables of version {expected}, found {state}. {advice}")
+        raise LedgerError(f"{where}: expected tables of version {VERSION}, found {state}. {advice}")
 
-    def migrate(self, connection: Connection, where: str) -> None:
-        """Brings the tables to this version, in the transaction that is open; does nothing where they have it.
+    def make(self, connection: Connection, where: str) -> None:
+        """Makes the tables, in the transaction that is open; does nothing where they are there.
 
         Raises:
-          LedgerError: they are of a newer version, or hold what this version cannot.
+          LedgerError: there are tables of another version.
         """
-        version = self.version(connection)
-        if version > len(MIGRATIONS):
+        if self.version(connection):
             self.check_version(connection, where)
-        if version < len(MIGRATIONS):
-            self._raise_to_this_version(connection, version, where)
-
-    def _raise_to_this_version(self, connection: Connection, version: int, where: str) -> None:
+            return
         _make_schema(connection, self.schema)
-        if version:  # steps take locks in their own order, which is not that of live writers
-            there = ", ".join(f"{{{name}}}" for name, since in _SINCE.items() if since <= version)
-            # No reader or writer of ours is in the way of this. An autovacuum is, until a second of waiting ends it.
-            connection.execute(self.query(f"LOCK TABLE {there} IN SHARE UPDATE EXCLUSIVE MODE"))
-            connection.execute(_SHORT_WAIT)
-            # Writers are kept out first; then what they wrote last is soon flushed, which locks lines before ledgers.
-            connection.execute(self.query("LOCK TABLE {ledgers} IN EXCLUSIVE MODE"))
-            connection.execute(self.query(f"LOCK TABLE {there} IN ACCESS EXCLUSIVE MODE"))
-        else:
-            connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
-        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
-            problem = self._problem_with(connection, step)
-            if problem:
-                raise LedgerError(f"{where}: expected {problem}")
-            connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])
-
-    def _problem_with(self, connection: Connection, step: str) -> str:
-        """Takes a step; returns what stands in its way, in words, where somebody has to decide or to help."""
-        try:
-            connection.execute(self.query(step))
-        except errors.UniqueViolation as error:
-            return (
-                f"each name once in {error.diag.table_name}, found one twice: the order of texts changed under its "
-                "index, as with another operating system, and two ledgers may have been charged for one data set. "
-                "Nothing was changed. Count what both spent. As the tables' owner, disable the table's guard, SET "
-                "enable_indexscan = off and enable_bitmapscan = off, as the index does not find each row, delete that "
-                "of the one that is not to go on, enable the guard, and run setup() again."
-            )
-        except errors.FeatureNotSupported:
-            return (
-                "tables whose columns can be changed, found something of yours that uses them, such as a view. Nothing "
-                "was changed. Drop it, run setup(), and make it again."
-            )
-        return ""
+        connection.execute(self.query(_TABLES + _GUARDS))
+        connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [VERSION])
 
 
 def _check_schema(schema: str) -> str:
@@ -778,33 +698,22 @@ class _OnPostgres(Connected):
     def _make(self, tables: Callable[[Connection], None]) -> None:
         """Makes tables, all or nothing, on a connection of its own, which does not ask for them first.
 
-        A step on long tables takes as long as it takes: `timeout` is for the connection and for all its locks. A wait
-        that is in the way of others is short and begins anew with none held: readers lock tables in other orders, and
-        where two wait for each other the server would refuse one.
+        `timeout` is for the connection and for the lock of all set-ups; making them takes as long as it takes.
         """
         connection = self._link.connect(checked=False)
         connection.patience = math.inf
-        end = time.monotonic() + self._link.timeout
 
         def make() -> None:
             with connection.transaction():
-                # Whatever the role's default: each statement has to see what stands once a lock is granted.
+                # Whatever the role's default: each statement has to see what stands once the lock is granted.
                 connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
                 connection.execute(_SETTINGS, [self._link.limits[0], "0", self._link.limits[2], False])
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
                 tables(connection)
                 connection.patience = 2 * self._link.timeout  # the end may wait for a standby that is away
 
-        def make_in_time() -> None:
-            while True:
-                try:
-                    return make()
-                except (errors.LockNotAvailable, errors.DeadlockDetected):  # nothing was written
-                    if time.monotonic() > end:
-                        raise
-
         try:
-            self._link.attempt("to make tables", make_in_time)
+            self._link.attempt("to make tables", make)
         finally:
             connection.close()
 
@@ -831,23 +740,13 @@ class _PostgresTables(_OnPostgres):
         self._link = PostgresConnection(secret, timeout=timeout, check=self._tables.check_version)
 
     def setup(self) -> None:
-        """Makes the tables, or brings them to this version; does nothing where they have it. Makes no ledger.
-
-        It waits for transactions that use older tables, at most `timeout` in all, and others wait until it has ended.
+        """Makes the tables; does nothing where they are there. Makes no ledger.
 
         Raises:
-          LedgerError: the tables are of a newer version.
-          LedgerUnavailableError: the server cannot be reached, or this role may not make tables, or, of older ones, is
-            not their owner with all of an owner's rights on them.
+          LedgerError: there are tables of another version.
+          LedgerUnavailableError: the server cannot be reached, or this role may not make tables.
         """
-        self._migrate()
-
-    def _migrate(self, *, old_ones: bool = True) -> None:
-        def migrate(connection: Connection) -> None:
-            if old_ones or not self._tables.version(connection):
-                self._tables.migrate(connection, self._link.place)
-
-        self._make(migrate)
+        self._make(lambda connection: self._tables.make(connection, self._link.place))
 
 
 class PostgresStore(_PostgresTables):
@@ -931,7 +830,7 @@ class PostgresStore(_PostgresTables):
         """
         secret, conninfo = hide_password(conninfo), ""
         store = cls(secret(), name=name, schema=schema, timeout=timeout)
-        store._migrate(old_ones=False)
+        store.setup()
         store.may_create = True
         with store._link.turn() as turn:
             if not turn.begin([(store._tables.query(_NEW), [name])])[0]:
@@ -1155,7 +1054,7 @@ class PostgresAnchor(_PostgresTables):
         """
         secret, conninfo = hide_password(conninfo), ""
         anchor = cls(secret(), schema=schema, timeout=timeout)
-        anchor._migrate(old_ones=False)
+        anchor.setup()
         return anchor
 
     @property

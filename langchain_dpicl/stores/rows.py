@@ -27,6 +27,13 @@ COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
 ON_PURPOSE = "a new ledger is made on purpose (PrivacyBudgetCallbackHandler.create, dpicl ledger create)."
 """Advice where no ledger is found: opening makes none."""
 
+OLDER_TABLES = (
+    "A development version made them. Export the ledger with that version (dpicl ledger export), count what every "
+    "ledger of its data sets spent, and begin a ledger with what remains, in another file or database, its anchor too. "
+    "Never spend the old one again."
+)
+"""Advice where the tables are of a smaller version: no ledger of them was released."""
+
 MOST_SECONDS = 1e6
 """The longest wait. Databases count milliseconds in 31 bits, for some limits twice as many; beyond that none waits."""
 

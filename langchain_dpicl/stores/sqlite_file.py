@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.stores.rows import ON_PURPOSE
+from langchain_dpicl.stores.rows import OLDER_TABLES, ON_PURPOSE
 
 try:
     import fcntl
@@ -25,10 +25,13 @@ except ModuleNotFoundError:  # Windows
 
 
 _APPLICATION_ID = 0x64704C31
-"""Marks the file as ours, where SQLite keeps such a mark ("dpL1"); the first script writes it."""
+"""Marks the file as ours, where SQLite keeps such a mark ("dpL1")."""
 
-_FIRST = """
-PRAGMA application_id = 1685081137;
+VERSION = 3
+"""Of the tables. Those of development versions had smaller numbers, and are refused."""
+
+# The index of lines is for what is read at an opening although a snapshot sums it up.
+_TABLES = """
 CREATE TABLE ledgers (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -60,16 +63,10 @@ CREATE TRIGGER ledgers_grow BEFORE UPDATE ON ledgers
 WHEN NEW.id IS NOT OLD.id OR NEW.name IS NOT OLD.name OR NEW.seq < OLD.seq
     OR (OLD.header IS NOT NULL AND (NEW.header IS NOT OLD.header OR NEW.digest IS NOT OLD.digest))
 BEGIN SELECT RAISE(ABORT, 'ledgers only grow'); END;
-"""
-
-# Files of the first version may hold a data set on two ledgers: the one that had it first keeps it.
-_SECOND = """
 CREATE TABLE bindings (
     dataset TEXT NOT NULL PRIMARY KEY,
     ledger INTEGER NOT NULL REFERENCES ledgers (id)
 ) WITHOUT ROWID;
-INSERT OR IGNORE INTO bindings (dataset, ledger)
-SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kind = 'bind' ORDER BY stamp, ledger;
 CREATE TRIGGER bindings_once BEFORE INSERT ON bindings
 WHEN EXISTS (SELECT 1 FROM bindings WHERE dataset = NEW.dataset)
 BEGIN SELECT RAISE(ABORT, 'a data set has one ledger'); END;
@@ -77,15 +74,8 @@ CREATE TRIGGER bindings_stay BEFORE DELETE ON bindings
 BEGIN SELECT RAISE(ABORT, 'bindings are never dropped'); END;
 CREATE TRIGGER bindings_keep BEFORE UPDATE ON bindings
 BEGIN SELECT RAISE(ABORT, 'bindings are never changed'); END;
-"""
-
-# What is read at an opening although a snapshot sums it up.
-_THIRD = """
 CREATE INDEX lines_named ON lines (kind, ledger, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
 """
-
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
-"""The script that leads from each version of the tables to the next; number n leads to version n + 1."""
 
 _CONNECTION = """
 PRAGMA synchronous = FULL;
@@ -291,7 +281,7 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
     """Opens a ledger's file and checks all of it but the chain of its lines; makes nothing.
 
     Raises:
-      LedgerError: it is not a ledger's file, broken, of a newer version, or on a network file system.
+      LedgerError: it is not a ledger's file, broken, of another version, or on a network file system.
       LedgerUnavailableError: it is missing, locked or cannot be read.
     """
     _check_local(path)
@@ -299,7 +289,7 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
     with errors_of(path), _connect(path, timeout=timeout) as connection:
         _check_ours(connection, path)
         _use_log(connection, path)
-        _migrate(connection, path)
+        _check_version(connection, path)
         _check_schema(connection, path)
         _share_log(path)
         if _stat(path).st_size <= QUICK_BYTES:
@@ -345,7 +335,8 @@ def make_file(path: Path, *, timeout: float) -> bool:
         _check_local(path)
         with errors_of(path), _connect(path, timeout=timeout) as connection:
             _use_log(connection, path)
-            _migrate(connection, path)
+            marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {VERSION};"
+            connection.executescript(f"BEGIN; {marks} {_TABLES} COMMIT;")
             connection.close()
         sync_folder(path)
     except BaseException:
@@ -415,37 +406,11 @@ def _use_log(connection: sqlite3.Connection, path: Path) -> None:
         raise LedgerError(f"ledger {path}: expected a file system with a write-ahead log, found {mode!r}. {advice}")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings older tables to this version, once, in the first process that comes."""
-    newest = len(MIGRATIONS)
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     version = _number(connection, "user_version")
-    if version < newest:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            version = _number(connection, "user_version")
-            for number in range(version, newest):
-                for statement in _statements(MIGRATIONS[number]):
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {max(version, newest)}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-    if version > newest:
-        raise LedgerError(
-            f"ledger {path}: expected tables of version {newest} at most, found {version}. Upgrade the package."
-        )
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yields the statements of a script one by one: run as one script they would end the open transaction."""
-    part = ""
-    for line in script.strip().splitlines(keepends=True):
-        part += line
-        if sqlite3.complete_statement(part):
-            yield part.strip().removesuffix(";")
-            part = ""
+    if version != VERSION:
+        advice = "Upgrade the package." if version > VERSION else OLDER_TABLES
+        raise LedgerError(f"ledger {path}: expected tables of version {VERSION}, found version {version}. {advice}")
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:
@@ -453,16 +418,14 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    if _schema(connection) != _expected_schema(MIGRATIONS):
+    if _schema(connection) != _expected_schema():
         raise LedgerError(f"ledger {path}: expected the tables and triggers of a ledger, found others. Restore a copy.")
 
 
 @functools.cache
-def _expected_schema(scripts: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _expected_schema() -> list[tuple[str, ...]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        for script in scripts:
-            for statement in _statements(script):
-                connection.execute(statement)
+        connection.executescript(_TABLES)
         return _schema(connection)
 
 

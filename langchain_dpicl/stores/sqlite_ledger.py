@@ -555,7 +555,7 @@ class SQLiteStore(Connected):
     Formal guarantees:
       - When a transaction ends well its lines are on the disk, unless it leaves that to `flush`.
       - A transaction holds the file's only write lock from its start, so nothing is decided on stale lines.
-      - What is no ledger's file, broken, of a newer version or on a network file system is refused at opening. A path
+      - What is no ledger's file, broken, of another version or on a network file system is refused at opening. A path
         that names another file than before is opened anew, with all checks.
       - If the disk fails in a commit or in `flush`, a `LedgerUnavailableError` is raised, and the lines may stand.
 

@@ -13,7 +13,6 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports.ledger_audit import check_ledger
-from langchain_dpicl.stores import postgres as postgres_ledger
 from langchain_dpicl.stores.postgres import PostgresMemo, PostgresStore
 from tests.ledgers import private
 from tests.postgres import PostgresServer
@@ -31,26 +30,6 @@ def address(postgres: PostgresServer) -> str:
 
 
 class TestBindings:
-    def test_what_older_lines_bind_is_bound_by_setup(
-        self, postgres: PostgresServer, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as then:
-            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:3])
-            for name, dataset_ids in (("first", ["d", "e"]), ("second", ["d", "f"])):
-                made = PostgresStore.new(**where, name=name)
-                Budget(epsilon=1.0, delta=1e-6, store=made)
-                with made.transaction() as view:
-                    for dataset_id in dataset_ids:
-                        view.append("bind", private(dataset_id).declaration)
-        PostgresStore(**where).setup()
-        found = postgres.execute("SELECT dataset, ledger FROM {bindings} ORDER BY dataset", schema=where["schema"])
-        assert found == [("d", "first"), ("e", "first"), ("f", "second")]
-        first, second = (Budget.open(PostgresStore.open(**where, name=name)) for name in ("first", "second"))
-        first.bind(private("d"))
-        for budget, taken in ((second, "d"), (first, "f")):
-            with pytest.raises(PrivacyBudgetMismatchError, match="bound to another"):
-                budget.bind(private(taken))
-
     def test_a_process_that_knows_no_bindings_is_refused_where_it_binds(self, where: dict[str, Any]) -> None:
         stores = [PostgresStore.new(**where, name=name) for name in ("first", "second")]
         budgets = [Budget(epsilon=1.0, delta=1e-6, store=store) for store in stores]
@@ -152,7 +131,10 @@ class TestOrderOfTexts:
         """Spaces and hyphens come last among what is compared: for sessions from now on, not for what is indexed."""
         column = "datlocale" if postgres.execute("SHOW server_version_num")[0][0] >= "170000" else "daticulocale"
         changed = f"UPDATE pg_database SET {column} = 'und-u-ka-shifted' WHERE datname = %s"  # noqa: S608  our words
+        order = "SELECT array_agg(name ORDER BY name) FROM unnest(%s::text[]) AS name"
+        before = postgres.execute(order, list(self.DATA_SETS), database=database)
         postgres.execute(changed, database)
+        assert postgres.execute(order, list(self.DATA_SETS), database=database) != before
 
     def bind_and_reorder(self, postgres: PostgresServer, database: str) -> dict[str, Any]:
         """Binds to a first ledger, makes a second one, and changes the order."""
@@ -195,56 +177,6 @@ class TestOrderOfTexts:
             database=database,
         )
         assert found == []
-
-    def test_setup_puts_indexes_in_order_that_were_not(
-        self, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as then:
-            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
-            where = self.bind_and_reorder(postgres, database)
-        PostgresStore(**where).setup()
-        assert self.bound_to_the_second(where, monkeypatch) == []
-        for name in ("first", "second"):
-            assert check_ledger(PostgresStore.open(**where, name=name)).problems == ()
-
-    def test_setup_refuses_what_was_bound_twice_and_changes_nothing(
-        self, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as then:
-            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
-            where = self.bind_and_reorder(postgres, database)
-            twice = self.bound_to_the_second(where, then)
-        assert twice  # which shows that the order changed
-
-        def stored() -> list[Any]:
-            tables = ("ledgers", "lines", "bindings", "migrations")
-            return [sorted(postgres.execute(f"TABLE {{{table}}}", database=database)) for table in tables]
-
-        before = stored()
-        said = r"each name once in dpicl_bindings, found one twice.*Nothing was changed\. Count what both spent\. .*enable_indexscan"
-        with pytest.raises(LedgerError, match=said):
-            PostgresStore(**where).setup()
-        assert stored() == before
-        without_indexes = "SET enable_indexscan = off; SET enable_bitmapscan = off; "
-        for name in twice:
-            delete = f"DELETE FROM {{bindings}} WHERE dataset = '{name}' AND ledger = 'second'"  # noqa: S608  our words
-            postgres.execute(without_indexes + delete, database=database)
-        PostgresStore(**where).setup()
-        assert self.bound_to_the_second(where, monkeypatch) == []
-        assert check_ledger(PostgresStore.open(**where, name="second")).problems == ()
-
-    def test_setup_names_what_else_uses_the_columns(
-        self, postgres: PostgresServer, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as then:
-            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
-            Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).close()
-        view = f"{where['schema']}.spent"
-        postgres.execute(f"CREATE VIEW {view} AS TABLE {{ledgers}}", schema=where["schema"])
-        with pytest.raises(LedgerError, match=r"found something of yours.*Drop it, run setup\(\), and make it again"):
-            PostgresStore(**where).setup()
-        postgres.execute(f"DROP VIEW {view}")
-        PostgresStore(**where).setup()
 
 
 class TestHalfMadeRooms:

@@ -6,8 +6,6 @@ import copy
 import os
 import pickle
 import socket
-import threading
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +29,7 @@ from langchain_dpicl.stores import postgres as postgres_ledger
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresConnection, PostgresMemo, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
-from tests.postgres import PostgresServer, await_that, give_up, programs, running
+from tests.postgres import PostgresServer, await_that, give_up, programs
 
 PASSWORD = "hunter2-Zq9"
 NASTY = "\N{SNOWMAN} \\ ' \" %s %(x)s {lines} $1 \0 \n '; DROP TABLE x; -- \\"
@@ -184,84 +182,45 @@ class TestMaking:
             "notes",
         ]
 
-    def test_an_older_version_is_refused_until_setup_and_keeps_its_lines(
-        self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("version", "advice"),
+        [
+            (99, "Use a newer langchain-dpicl"),
+            (5, r"A development version made them\. Export the ledger with that version"),
+        ],
+    )
+    def test_another_version_is_refused(
+        self, postgres: PostgresServer, where: dict[str, Any], version: int, advice: str
     ) -> None:
-        with monkeypatch.context() as then:
-            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:1])
-            old = PostgresStore.new(**where)
-            written = old.create(header())
-            with old.transaction() as view:
-                line = view.append("note", {"n": 1})
-        for make in (PostgresStore.open, PostgresStore.new):
-            with pytest.raises(LedgerError, match=r"expected tables of version 6, found version 1\. Run setup"):
-                make(**where)
-        store = PostgresStore(**where)
-        store.setup()
-        assert store.header() == written
+        PostgresStore.new(**where).create(header())
+        postgres.execute("UPDATE {migrations} SET v = %s", version, schema=where["schema"])
+        store, anchor = PostgresStore(**where), PostgresAnchor(**where)
+        doors = [store.header, store.setup, lambda: PostgresStore.open(**where), lambda: PostgresStore.new(**where)]
+        for ask in (*doors, lambda: anchor.read("one"), anchor.setup, lambda: PostgresAnchor.new(**where)):
+            with pytest.raises(LedgerError, match=rf"tables of version 6, found version {version}\. {advice}"):
+                ask()
+
+    def test_setup_waits_for_no_live_writer(self, where: dict[str, Any]) -> None:
+        store = PostgresStore.new(**where)
+        store.create(header())
+        with store.transaction() as view:
+            line = view.append("note", {})
+            PostgresStore(**where, timeout=1.0).setup()
+            PostgresMemo.new(**where, timeout=1.0).close()
         assert list(store.records()) == [line]
 
-    @pytest.mark.parametrize("look", ["1s", "20ms"])  # of the server, for two that wait for each other
-    @pytest.mark.parametrize("version", [1, 3, 5])
-    def test_setup_waits_for_live_writers_and_refuses_none(
-        self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version: int, look: str
+    def test_a_setup_that_was_stopped_leaves_nothing_in_the_way_of_another(
+        self, postgres: PostgresServer, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        where["conninfo"] += f" options='-c deadlock_timeout={look}'"
-        with monkeypatch.context() as then:
-            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:version])
-            PostgresStore.new(**where).create(header())
-            stores = [PostgresStore.open(**where) for _ in range(4)]
-            for store in stores:
-                store.head()
-        stop, written = threading.Event(), [0, 0, 0]
-
-        def write(number: int) -> None:
-            while not stop.is_set():
-                with stores[number].transaction(flush=False) as view:
-                    line = view.append("note", {"n": number})
-                    time.sleep(0.003)
-                stores[number].flush(line.seq, line.hash)
-                written[number] += 1
-
-        def read() -> None:
-            while not stop.is_set():
-                stores[3].records(0, limit=3)
-
-        with ThreadPoolExecutor(4) as pool:
-            live = [*(pool.submit(write, number) for number in range(3)), pool.submit(read)]
-            try:
-                await_that(lambda: min(written) > 3)
+        with monkeypatch.context() as stopped:
+            stopped.setattr(
+                postgres_ledger, "_GUARDS", postgres_ledger._GUARDS + "SELECT pg_terminate_backend(pg_backend_pid());"
+            )
+            with pytest.raises(LedgerUnavailableError):
                 PostgresStore(**where).setup()
-                before = tuple(written)
-                await_that(lambda: any(one.done() for one in live) or all(map(int.__gt__, written, before)))
-            finally:
-                stop.set()
-            assert [one.exception() for one in live] == [None] * 4
-        assert PostgresStore.open(**where).head()[0] == sum(written)
-
-    def test_setup_ends_an_autovacuum_that_is_in_its_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        slowly = {"autovacuum_vacuum_cost_delay": "100ms", "autovacuum_vacuum_cost_limit": "1"}
-        many = (
-            "INSERT INTO {lines} SELECT 'budget', n, '', 'note', repeat('a', 300), '', '' FROM generate_series(1, %s) n"
-        )
-        with running(autovacuum="on", autovacuum_naptime="1s", **slowly) as server:
-            where: dict[str, Any] = {"conninfo": server.conninfo(), "timeout": 10.0}
-            with monkeypatch.context() as then:
-                then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:5])
-                PostgresStore.new(**where).create(header())
-            server.execute(many, 30_000)
-            vacuums = "SELECT 1 FROM pg_stat_progress_vacuum WHERE relid = 'dpicl.dpicl_lines'::regclass"
-            await_that(lambda: server.execute(vacuums))
-            PostgresStore(**where).setup()
-            assert not server.execute(vacuums)
-
-    def test_a_newer_version_is_refused(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
-        PostgresStore.new(**where)
-        postgres.execute("INSERT INTO {migrations} VALUES (99)", schema=where["schema"])
-        store = PostgresStore(**where)
-        for ask in (store.header, store.setup, PostgresAnchor(**where).setup):
-            with pytest.raises(LedgerError, match=r"found version 99\. Use a newer langchain-dpicl"):
-                ask()
+        assert postgres.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", where["schema"]) == []
+        PostgresStore(**where).setup()
+        Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).bind(private("d"))
 
     def test_tables_of_others_are_refused(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         store = PostgresStore.new(**where)
@@ -425,17 +384,17 @@ class TestRoles:
         self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, kind: Any, setting: str
     ) -> None:
         slow = "SELECT pg_sleep(0.3);"
-        monkeypatch.setattr(postgres_ledger, "MIGRATIONS", (*postgres_ledger.MIGRATIONS[:-1], slow))
+        monkeypatch.setattr(postgres_ledger, "_GUARDS", postgres_ledger._GUARDS + slow)
         monkeypatch.setattr(postgres_ledger, "_MEMO_TABLES", postgres_ledger._MEMO_TABLES + slow)
         role, database = postgres.fresh("role"), postgres.new_database()
         postgres.execute(f"CREATE ROLE {role} LOGIN; ALTER ROLE {role} SET {setting}")
         postgres.execute(f"ALTER DATABASE {database} OWNER TO {role}")
         kind(postgres.conninfo(database, user=role)).setup()
 
-    def test_a_step_may_take_longer_than_an_answer(
+    def test_making_tables_may_take_longer_than_an_answer(
         self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(postgres_ledger, "MIGRATIONS", (*postgres_ledger.MIGRATIONS[:-1], "SELECT pg_sleep(3)"))
+        monkeypatch.setattr(postgres_ledger, "_GUARDS", postgres_ledger._GUARDS + "SELECT pg_sleep(3);")
         PostgresStore(postgres.conninfo(), schema=postgres.fresh("schema"), timeout=1.0).setup()
 
     def test_a_stricter_promise_of_standbys_stays(self, postgres: PostgresServer, schema: str) -> None:

@@ -5,7 +5,6 @@ import shlex
 import sqlite3
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -125,12 +124,17 @@ class TestOpening:
         with pytest.raises(LedgerError, match="expected the tables and triggers"):
             SQLiteStore(path)
 
-    def test_a_newer_version_is_refused(self, path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("version", "advice"),
+        [(4, "Upgrade the package"), (2, r"A development version made them\. Export the ledger with that version")],
+    )
+    def test_another_version_is_refused(self, path: Path, version: int, advice: str) -> None:
         made(path).close()
         with edited(path) as connection:
-            connection.execute("PRAGMA user_version = 4")
-        with pytest.raises(LedgerError, match=r"version 3 at most, found 4.*Upgrade"):
-            SQLiteStore(path)
+            connection.execute(f"PRAGMA user_version = {version}")
+        for attempt in (SQLiteStore, lambda path: SQLiteStore.new(path, name="other")):
+            with pytest.raises(LedgerError, match=rf"tables of version 3, found version {version}\. {advice}"):
+                attempt(path)
 
     def test_a_fault_that_sqlite_cannot_even_spell_is_a_broken_file(self, path: Path) -> None:
         made(path).close()
@@ -318,46 +322,6 @@ class TestOpening:
         with ThreadPoolExecutor(16) as pool:
             assert sum(pool.map(make, range(16))) == 1
         assert SQLiteStore(path).header() is not None
-
-
-class TestMigrations:
-    """Older tables become this version's, once."""
-
-    MORE = """
-    CREATE TABLE notes (x);
-    CREATE TRIGGER notes_stay BEFORE DELETE ON notes
-    BEGIN SELECT RAISE(ABORT, 'no'); END;
-    CREATE INDEX by_x ON notes (x);
-    """
-
-    def test_older_tables_are_brought_up_once_whoever_comes_first(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        made(path, lines=2).close()
-        monkeypatch.setattr(sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, self.MORE))
-        start = threading.Barrier(8)
-
-        def open_it(_: int) -> list[int]:
-            start.wait()
-            return numbers(SQLiteStore(path))
-
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(open_it, range(8))) == [[0, 1]] * 8
-        with edited(path) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (4,)
-        monkeypatch.undo()
-        with pytest.raises(LedgerError, match="found 4"):
-            SQLiteStore(path)
-
-    def test_a_migration_that_fails_changes_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        made(path, lines=2).close()
-        monkeypatch.setattr(
-            sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, self.MORE + "\nCREATE TABLE lines (x);")
-        )
-        with pytest.raises(LedgerError):
-            SQLiteStore(path)
-        monkeypatch.undo()
-        assert numbers(SQLiteStore(path)) == [0, 1]
 
 
 class TestGuards:
