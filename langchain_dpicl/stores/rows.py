@@ -29,7 +29,7 @@ ON_PURPOSE = "a new ledger is made on purpose (PrivacyBudgetCallbackHandler.crea
 
 OLDER_TABLES = (
     "A development version made them. Export the ledger with that version (dpicl ledger export), count what every "
-    "ledger of its data sets spent, and begin a ledger with what remains, in another file or database, its anchor too. "
+    "ledger of its data sets spent, and begin a ledger and its anchor with what remains, in other files or databases. "
     "Never spend the old one again."
 )
 """Advice where the tables are of a smaller version: no ledger of them was released."""
