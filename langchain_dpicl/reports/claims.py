@@ -29,7 +29,6 @@ from langchain_dpicl.privacy.extensions.stream_ledger import LAST_BLOCK, RUN_TEM
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, ShareTerms, implementation_delta_of
 from langchain_dpicl.reports.rendering import (
     PACKAGE,
-    are_words_of,
     check_wrappers,
     format_rounded_up,
     own_version,
@@ -427,8 +426,8 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
     if data["version"] == own_version():
         adjacency = check_adjacency(data["adjacency"])
         words = words_of(adjacency, limits["epsilon"])
-        for name in words:
-            if not are_words_of(data, name, adjacency, limits["epsilon"]):
+        for name, sentence in words.items():
+            if data[name] != sentence:
                 yield f"{name}: not the words of this version"
         yield from _member_problems(data, _REPORT | set(words))
         yield from _member_problems(data["ledger"], _LEDGER | {"about"})

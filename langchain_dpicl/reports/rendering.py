@@ -31,11 +31,6 @@ TRUST = (
     "component gives private text to: they SEE it. The guarantee covers what the package returned, not what a provider "
     "or its logs keep."
 )
-# The sentence of earlier versions, in which every component sent private text to a model.
-EARLIER_TRUST = (
-    "Trusted: the process that ran, the ledger's storage, and the model provider: it SEES the private prompts. "
-    "The guarantee covers what the package returned, not what the provider or its logs keep."
-)
 ASSUMED_PUBLIC = (
     "the declarations of each data set below, public_size included",
     "templates, instructions, label sets, model names and every parameter shown under `public`",
@@ -63,7 +58,7 @@ def wrappers_words(named: Sequence[str]) -> str:
 
 
 def check_wrappers(named: Any) -> None:
-    """Refuses anything but a list of module names; reports of earlier versions have an empty list."""
+    """Refuses anything but a list of module names."""
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise fail("allowed_wrappers", "a list of names of modules", named)
 
@@ -77,11 +72,6 @@ def words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
         "noise_gap": NOISE_GAP + (NOISE_GAP_OPEN if epsilon > PROVED_EPSILON else ""),
         "digest_means": DIGEST_MEANS,
     }
-
-
-def are_words_of(data: Mapping[str, Any], name: str, adjacency: Adjacency, epsilon: float) -> bool:
-    """Returns whether a report's sentence is one of this version, or of an earlier one."""
-    return data[name] == words_of(adjacency, epsilon)[name] or (name, data[name]) == ("trust", EARLIER_TRUST)
 
 
 def own_version() -> str:
@@ -136,7 +126,7 @@ Json = Mapping[str, Any]
 
 
 def text_of(data: Json) -> str:
-    """Returns a report as text. `data` is what `PrivacyReport.to_dict` returns, of this version or an earlier one."""
+    """Returns a report as text. `data` is what `PrivacyReport.to_dict` returns."""
     return "\n".join(_lines(data))
 
 
@@ -169,8 +159,7 @@ def _lines(data: Json) -> Iterator[str]:
         yield "  " + wrappers_words(named)
     yield "  " + data["noise_gap"]
     yield "  " + data["digest_means"]
-    if versions := data.get("packages"):
-        yield "  Made with " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
+    yield "  Made with " + ", ".join(f"{name} {version}" for name, version in data["packages"].items()) + "."
     if not ledger["durable"]:
         yield "  " + DIES
 
@@ -190,7 +179,7 @@ def stay_words(row: Json) -> str:
 
 
 def report_recipients(data: Json) -> list[str]:
-    """Returns the hosts to which components send private text; reports of earlier versions name none."""
+    """Returns the hosts to which components send private text."""
     return sorted(
         {host for share in data["shares"] for component in share["components"] for host in hosts_of(component)}
     )
@@ -251,7 +240,7 @@ def bound_words(row: Json) -> str:
 
 
 def markdown_of(data: Json) -> str:
-    """Returns a report as Markdown. `data` is what `PrivacyReport.to_dict` returns, in this or an earlier version."""
+    """Returns a report as Markdown. `data` is what `PrivacyReport.to_dict` returns."""
     parts = (_head, _datasets, _shares, _mechanisms, _opinions, _table, _words, _versions)
     return "\n".join(itertools.chain.from_iterable(part(data) for part in parts)).rstrip() + "\n"
 
@@ -453,11 +442,10 @@ def _words(data: Json) -> Iterator[str]:
 def _versions(data: Json) -> Iterator[str]:
     yield "## Versions"
     yield ""
-    versions = data.get("packages") or {data["package"]: data["version"]}
     yield "Of the process that made this report; shares may have been declared by others."
     yield ""
     yield from table_of(
-        ("package", "version"), ((code_span(name), code_span(value)) for name, value in versions.items())
+        ("package", "version"), ((code_span(name), code_span(value)) for name, value in data["packages"].items())
     )
     yield f"Digest {code_span(data['digest'])}"
 
@@ -775,7 +763,7 @@ def _checked(problems: Iterable[str] | None) -> Iterator[str]:
 def _details(data: Json) -> Iterator[str]:
     yield "<h2>Identity</h2>"
     rows = [("ledger", data["ledger"]["ledger_id"]), ("kept", data["ledger"]["storage"]), ("digest", data["digest"])]
-    rows += [(name, version) for name, version in data.get("packages", {}).items()]
+    rows += [(name, version) for name, version in data["packages"].items()]
     yield _html_table(("", ""), rows)
     yield f"<p><small>{_text(data['digest_means'])}</small></p>"
 

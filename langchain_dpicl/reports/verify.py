@@ -359,7 +359,7 @@ def check_receipt(
 
 
 def _is_place_of(index: object, line: LedgerRecord) -> bool:
-    """Whether a reservation's line has a ticket of this place; receipts of older versions name none."""
+    """Whether a reservation's line has a ticket of this place; a reservation names none."""
     count = line.body.get("count")
     return index is None or (type(index) is int and type(count) is int and 0 <= index < count)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,12 +22,10 @@ from langchain_dpicl.reports.rendering import (
     format_rounded_down,
     format_rounded_up,
     markdown_of,
-    text_of,
 )
-from langchain_dpicl.reports.report import PrivacyReport, verify_report
+from langchain_dpicl.reports.report import PrivacyReport
 from tests.ledgers import use_simple_prices
 
-OLD = Path(__file__).with_name("report_without_packages.json")
 CANARY = "zx-markdown-canary-7"
 
 
@@ -211,18 +206,6 @@ def test_every_event_has_words_with_its_parameters() -> None:
 )
 def test_numbers_of_an_event_are_rounded_to_less_privacy(event: events.Event, numbers: list[str]) -> None:
     assert re.findall(r"\d\S*\d", event_words(event_to_dict(event))) == numbers
-
-
-def test_a_report_made_before_there_were_tables_and_versions_still_verifies_and_reads() -> None:
-    text = OLD.read_text()
-    data: dict[str, Any] = json.loads(text)
-    assert "packages" not in data
-    assert verify_report(text).problems == ()
-    assert "| `langchain-dpicl` | `0.1.0` |" in markdown_of(data)
-    assert "Made with" not in text_of(data)
-    assert "few-shot" in text_of(data)
-    data["shares"][0]["epsilon"] /= 2
-    assert not verify_report(data).ok
 
 
 @pytest.mark.parametrize(
