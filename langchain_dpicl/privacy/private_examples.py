@@ -117,9 +117,9 @@ class Declaration:
             "max_chars": self.max_chars,
             "records_per_unit": self.records_per_unit,
         }
-        if self.allow_large_delta:  # left out otherwise, as in ledgers of earlier versions
+        if self.allow_large_delta:
             shown["allow_large_delta"] = True
-        if self.origin is not None:  # left out otherwise, as in ledgers of earlier versions
+        if self.origin is not None:
             shown["redeclared"] = {"from": self.origin[0], "fold_case": self.origin[1], "rule": SPLIT_RULE}
             if self.by is not None:
                 shown["redeclared"]["by"] = self.by

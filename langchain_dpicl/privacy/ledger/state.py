@@ -67,7 +67,7 @@ class OpenReservation:
       label: their label, or None.
       count: how many tickets are open.
       stamp: when they were reserved (UTC); informative.
-      holder: random name of the process that reserved them; None in a ledger in memory and on lines of older versions.
+      holder: random name of the process that reserved them; None in a ledger in memory.
       mine: whether that is this process.
     """
 

@@ -210,7 +210,7 @@ class Component:
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del data["plan"]
         extent = data.pop("extent")
-        if extent is not None:  # left out otherwise, as in ledgers of earlier versions
+        if extent is not None:
             data["extent"] = list(extent)
         return {**data, "tickets": [ticket.to_dict() for ticket in self.tickets], "public": dict(self.public)}
 

@@ -136,7 +136,7 @@ def test_a_component_leaves_nothing_of_its_training_out(path: str, saved: State)
 
 
 def test_the_weights_that_a_prompt_was_trained_on_are_those_that_its_component_shows() -> None:
-    """Where they are known: prompts of packed weights, and older ones, name none in either place."""
+    """Where they are known: prompts of packed weights name none in either place."""
     engine = type("Known", (LogisticEngine,), {"weights_fingerprint": lambda self: "bfloat16:12"})()
     made = prepared(engine=engine, training=training(steps=1))
     made.run()
