@@ -107,7 +107,7 @@ THREATS: dict[str, Threat] = {
         (
             "faults: L7",
             f"{STORES}::test_opening_makes_no_ledger",
-            f"{SQLITE}::test_a_newer_version_is_refused",
+            f"{SQLITE}::test_another_version_is_refused",
             f"{SQLITE}::test_every_name_of_a_file_is_the_same_ledger",
             "contracts/bindings.py::test_a_data_set_has_one_ledger_of_a_place",
             "integration_tests/test_postgres_bindings.py::test_the_handler_finishes_one_and_opening_does_not",

@@ -481,7 +481,7 @@ _ONE_AT_A_TIME = 0x647069636C  # "dpicl": the advisory lock of all set-ups in a 
 # that was made before then misses rows that are there. The index of lines is for what is read at an opening although a
 # snapshot sums it up.
 _TABLES = """
-CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY);
+CREATE TABLE {migrations} (v integer PRIMARY KEY);
 CREATE TABLE {ledgers} (
     name text COLLATE "C" PRIMARY KEY,
     header text,
