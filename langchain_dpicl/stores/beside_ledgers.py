@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, this_process
 from langchain_dpicl._plain_files import check_path, read_plain
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -802,11 +802,11 @@ class FileAnchor:
             with self._opened() as number:
                 # Another process put a new file in its place meanwhile: the lock of the old one is worth nothing.
                 if self._lock(number):
-                    owner = os.getpid()
+                    owner = this_process()
                     try:
                         yield
                     finally:
-                        if os.getpid() == owner:
+                        if this_process() == owner:
                             _unlock(number)
                     return
             if time.monotonic() > end:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._opaque import this_process
 from langchain_dpicl._plain_files import check_path
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import check_name
@@ -84,11 +85,11 @@ class WriterQueue:
     def turn(self, seconds: float) -> Iterator[None]:
         """Waits for this process's turn, at most so long, and gives it up when the block ends."""
         is_held = fcntl is not None and self._enter(seconds)
-        pid = os.getpid()
+        home = this_process()
         try:
             yield
         finally:
-            if is_held and os.getpid() == pid:
+            if is_held and this_process() == home:
                 self._leave()
 
     def close(self) -> None:
@@ -193,7 +194,7 @@ class SQLiteConnection:
         self._mended = 0  # how many of them cannot matter any more
         self._is_writing = False
         self._is_closed = False
-        self._pid = os.getpid()
+        self._home = this_process()
         _LINKS[id(self)] = self
         with self.lock:
             self._ready()
@@ -342,7 +343,7 @@ class SQLiteConnection:
         if self._is_closed:
             raise LedgerError(f"ledger {self.path}: expected an open store, found a closed one. Open it again.")
         if self.connection is None:
-            self._pid = os.getpid()
+            self._home = this_process()
         connection = self._own() if self.connection is not None else self._open()
         if file_identity(self.path) != self.place:
             self._give_up()
@@ -395,7 +396,7 @@ class SQLiteConnection:
         """Returns the connection, which has to be of this process: a child would commit on its parent's."""
         if self.connection is None:
             raise LedgerUnavailableError(f"ledger {self.path}: the connection was given up. Nothing is granted.")
-        if self._pid != os.getpid():
+        if self._home != this_process():
             raise _forked_error(self.path)
         return self.connection
 
@@ -406,7 +407,7 @@ class SQLiteConnection:
 
     def _roll_back(self) -> None:
         """Undoes what was not committed; a connection that cannot even do that is given up."""
-        if self.connection is None or self._pid != os.getpid():
+        if self.connection is None or self._home != this_process():
             return
         try:
             if self.connection.in_transaction:
@@ -416,7 +417,7 @@ class SQLiteConnection:
 
     def _drop(self) -> None:
         """Closes the connection, unless it is a parent's: that would harm it."""
-        if self._pid == os.getpid():
+        if self._home == this_process():
             try:
                 if self.connection is not None:
                     close_connection(self.connection, self.held)

@@ -374,9 +374,14 @@ class DurableStoreContract(BindingContract, StoreContract):
             view.append("note", {"by": "parent"})
         assert [line.body["by"] for line in self.reopen(store).records()] == ["parent", "child", "parent"]
 
+    @pytest.mark.parametrize("has_an_ancestors_number", [False, True])
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-    def test_a_child_forked_inside_a_transaction_can_neither_write_nor_end_it(self, store: LedgerStore) -> None:
+    def test_a_child_forked_inside_a_transaction_can_neither_write_nor_end_it(
+        self, store: LedgerStore, monkeypatch: pytest.MonkeyPatch, has_an_ancestors_number: bool
+    ) -> None:
         parent = os.getpid()
+        if has_an_ancestors_number:
+            monkeypatch.setattr(os, "getpid", lambda: parent)
         with contextlib.ExitStack() as stack:
             view = stack.enter_context(store.transaction())
             view.append("note", {"by": "parent"})

@@ -143,8 +143,13 @@ def test_a_child_forked_while_the_lock_was_held_does_not_keep_it(path: Path) -> 
     assert anchor.read("a") == (3, "g")
 
 
-def test_a_child_does_not_give_back_the_lock_of_its_parent(path: Path) -> None:
+@pytest.mark.parametrize("has_an_ancestors_number", [False, True])
+def test_a_child_does_not_give_back_the_lock_of_its_parent(
+    path: Path, monkeypatch: pytest.MonkeyPatch, has_an_ancestors_number: bool
+) -> None:
     pytest.importorskip("fcntl")
+    if has_an_ancestors_number:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     anchor = FileAnchor.new(path)
     other = FileAnchor(path, timeout=0.05)
     with contextlib.ExitStack() as stack:
