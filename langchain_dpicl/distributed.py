@@ -69,7 +69,8 @@ class JobResult:
 
     Attributes:
       kind: "done"; "lost": no ticket is left that could pay for it; "busy": another worker has its turn; "fault".
-      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts.
+      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts; of an order
+        that was begun, the version of this package there.
       tickets: tickets that were charged for it.
       error: class of a fault.
       message: of a fault of ours, whose messages are public; of others there is none.
@@ -339,6 +340,11 @@ class _JobQueue(Generic[JobKey]):
 
     def _began(self, flight: _RunningJob, answer: JobResult) -> None:
         if answer.kind == "done":
+            try:  # workers from before `WorkerFactory.place` looked at the version drop the one that is sent to them
+                _check_version(driver=_own_version(), worker=answer.result)
+            except ConfigurationError as error:
+                answer = JobResult.of_fault(error)
+        if answer.kind == "done":
             flight.hand.begun.add(flight.work)
             self.deaths.pop(("begin",), None)  # only deaths in a row stop a run
             return
@@ -595,6 +601,14 @@ def _own_version() -> str:
     return own_version()
 
 
+def _check_version(*, driver: str | None, worker: str | None) -> None:
+    """Refuses a worker whose version of this package is not the driver's; None: of before either said its own."""
+    if driver != worker and "unknown" not in {driver, worker}:  # that is a source tree
+        older = "an older one"
+        msg = f"worker: expected the driver's langchain-dpicl, {driver or older}, found {worker or older}."
+        raise ConfigurationError(f"{msg} Install the same version for all: another may add other noise.")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFactory:
     """Which function makes a worker's place; public, as it is sent to workers.
@@ -617,10 +631,7 @@ class WorkerFactory:
             something else; of what it raises only the class is shown, as its words may hold private text.
           DPICLError: it raised an error of ours, whose words are public.
         """
-        own, driver = _own_version(), getattr(self, "version", "an older one")  # which sends none
-        if own != driver and "unknown" not in {own, driver}:  # that is a source tree
-            msg = f"worker: expected the driver's langchain-dpicl, {driver}, found {own}."
-            raise ConfigurationError(f"{msg} Install the same version for all: another may add other noise.")
+        _check_version(driver=getattr(self, "version", None), worker=_own_version())
         module, _, attribute = self.name.partition(":")
         result: Any = None
         try:
@@ -671,7 +682,7 @@ class Worker:
             self._orders[key] = work
         elif self._orders[key] != work:
             raise fail("work", "the order that was begun under this key", "another", "Orders differ by their keys.")
-        return JobResult("done")
+        return JobResult("done", _own_version())
 
     def __repr__(self) -> str:
         return f"Worker({self._setup.name})"

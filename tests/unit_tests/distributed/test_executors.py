@@ -577,6 +577,30 @@ class TestWhatAWorkerHas:
             assert (lines(house, RESERVE), crew.jobs, crew.dismissed) == (0, [], crew.hired)
         house.labeler(Crew(replace(setup, version="unknown")), ["one"]).run(progress=False)  # not installed there
 
+    @pytest.mark.parametrize("found", ["0.0.1", None])  # workers from before both looks say nothing of it
+    def test_has_to_be_the_package_of_the_driver_also_where_the_worker_does_not_look(
+        self, house: House, monkeypatch: pytest.MonkeyPatch, found: str | None
+    ) -> None:
+        crew = Crew(replace(house.setup(), version="0.0.2"))
+        monkeypatch.setattr("langchain_dpicl.distributed._own_version", lambda: "0.0.2")
+        there, begin = [found], Worker.begin
+
+        def begun(worker: Worker, work: Any) -> JobResult:
+            return replace(begin(worker, work), result=there[0])
+
+        monkeypatch.setattr(Worker, "begin", begun)
+        said = rf"the driver's langchain-dpicl, 0\.0\.2, found {found or 'an older one'}"
+        with pytest.raises(ConfigurationError, match=said):
+            house.labeler(crew, ["one"]).run(progress=False)
+        assert (lines(house, RESERVE), crew.jobs, crew.dismissed) == (0, [], crew.hired)
+        there[0] = "unknown"  # not installed there
+        house.labeler(crew, ["one"]).run(progress=False)
+
+    def test_says_which_package_it_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("langchain_dpicl.distributed._own_version", lambda: "0.0.3")
+        worker = Worker(WorkerFactory("tests.ray_places:writer", {}, version="0.0.3"), is_one_host=True)
+        assert worker.begin(PublicTextJob("FakeBackend", 3, ())) == JobResult("done", "0.0.3")
+
     def test_is_told_in_our_words_where_they_are_ours(self, house: House) -> None:
         with pytest.raises(LedgerError, match="missing"):
             house.synthesizer(Crew(WorkerFactory("tests.ray_places:place", {"ledger": "missing.db", "memo": "x"}))).run(
