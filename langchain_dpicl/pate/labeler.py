@@ -702,14 +702,16 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def _hand_out(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
         """Has a worker label one input; the memo then holds the label for every run."""
-        waits, self._holder = self._holder, _caller()  # of the turn: async code waits for this in a thread
+        waits, mine = self._holder, _caller()  # holders of the turn: async code waits for this in a thread
+        self._holder = mine
         try:
             events = self._events(None)
             with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
                 for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):
                     pass
         finally:
-            self._holder = waits  # others use this thread from now on
+            if self._holder == mine:  # a coroutine that was closed meanwhile gave its turn back
+                self._holder = waits  # others use this thread from now on
 
     def _serialised(self, label: Callable[[], EffectGenerator[None]], me: _Caller) -> EffectGenerator[None]:
         """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""

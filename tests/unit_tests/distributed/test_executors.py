@@ -755,6 +755,32 @@ class TestLabels:
             asking.join()
         assert ["no call inside another" in said for said in refused] == [True]
 
+    def test_asked_for_in_an_event_loop_that_is_left_take_the_turn_from_nobody_later(self, house: House) -> None:
+        crew, begun, go, ended = house.crew(), threading.Event(), threading.Event(), threading.Event()
+        made, do = house.labeler(crew, ["one"]), crew._do
+        hand_out = made._hand_out
+
+        def waits(*given: Any) -> int:
+            begun.set()
+            go.wait(20.0)
+            return do(*given)
+
+        def hands_out(*given: Any) -> None:
+            hand_out(*given)
+            ended.set()
+
+        crew._do, made._hand_out = waits, hands_out  # type: ignore[method-assign]
+        loop = asyncio.new_event_loop()
+        asking = loop.create_task(made.alabel("one"))
+        loop.run_until_complete(asyncio.to_thread(begun.wait, 20.0))
+        asking.get_coro().close()  # its thread goes on
+        assert made._holder is None
+        go.set()
+        assert ended.wait(20.0)
+        assert made._holder is None
+        loop.run_until_complete(asyncio.wait([asking]))
+        loop.close()
+
     async def test_asked_for_at_once_come_one_after_the_other(self, house: House) -> None:
         made = house.labeler(house.crew(), self.INPUTS)
         asked = (made.alabel(text) for text in (*self.INPUTS, *self.INPUTS))
