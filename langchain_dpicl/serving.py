@@ -9,7 +9,7 @@ import codecs
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -810,7 +810,6 @@ class LabelClassifier(PublicRunnable[Any, str]):
         self._otherwise = options.other_label if is_named else None
         engine = as_choice_backend(llm, votes="text" if options.votes == "text" else None)
         self._rows = LabelRows(engine, list(texts_of(self.labels, verbalizers).values()), calibrate=False)
-        self._check_public: Callable[[str], None] = getattr(engine, "check_public", _any_length)
         # The default depends on how the model scores labels, which is known only now.
         self.content_free = options.content_free if self._calibrates(options) else ()
         self._known: dict[str, LabelScores] = {}
@@ -879,7 +878,7 @@ class LabelClassifier(PublicRunnable[Any, str]):
         keep_errors: bool = False,
     ) -> EffectGenerator[list[LabelScores | Exception]]:
         """Returns the label probabilities of each input, or what is wrong with it (an effect generator)."""
-        values = [self._if_whole(value) for value in (yield from inputs)]
+        values = yield from inputs
         texts = [value for value in values if isinstance(value, str)]
         # Rendered every time: an `example_selector` of the template may give content-free inputs other examples now.
         free: list[Any] = (yield from _rendered(self.prompt, self.content_free)) if texts else []
@@ -893,15 +892,6 @@ class LabelClassifier(PublicRunnable[Any, str]):
         base = [_scores_or_raise(found[text]) for text in free]
         self._known = dict([*self._known.items(), *zip(free, base, strict=True)][-_MOST_KEPT:])
         return [value if isinstance(value, Exception) else self._read(found[value], base) for value in values]
-
-    def _if_whole(self, value: str | Exception) -> str | Exception:
-        """Returns an input, or the error of one that the engine would cut."""
-        try:
-            if isinstance(value, str):
-                self._check_public(value)
-        except ModelCallError as error:
-            return error
-        return value
 
     def _read(self, scores: LabelScores | ModelCallError, free: Sequence[LabelScores]) -> LabelScores | Exception:
         """Returns the probabilities of one input from its scores and those of its content-free versions."""
@@ -920,10 +910,6 @@ class LabelClassifier(PublicRunnable[Any, str]):
     def _stack(self, rows: Sequence[LabelScores | Exception]) -> Rows:
         scores = [_scores_or_raise(row) for row in rows]
         return np.array(scores, dtype=np.float64).reshape(len(rows), len(self.labels))
-
-
-def _any_length(prompt: str) -> None:
-    """Of an engine that reads prompts whole, or raises."""
 
 
 def _scores_or_raise(scores: LabelScores | Exception) -> LabelScores:

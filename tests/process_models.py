@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatResult
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.exceptions import ModelCallError
 from tests.full_doubles import FullFake
 from tests.leaks.models import BusyInsideChat
 from tests.scripted_models import ScriptedChat, ScriptedLLM
@@ -66,10 +67,14 @@ def ended_from_outside(folder: str) -> FakeBackend:
 
 
 class Cutter(FakeBackend):
-    """Cuts text after two letters."""
+    """Cuts text after two letters, and has no room for public prompts of more than a hundred."""
 
     def continued(self, text: str) -> list[bytes]:
         return [text[:2].encode(), text[2:].encode()]
+
+    def check_public(self, prompt: str) -> None:
+        if len(prompt) > 100:
+            raise ModelCallError("too long")
 
 
 def cutter() -> FakeBackend:

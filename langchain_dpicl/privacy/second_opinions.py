@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -60,8 +61,12 @@ _PRV_MAX_CELLS = 2**17
 _MAX_CELLS = 2**18
 _SUM_CELLS = 32_000
 
-_FILTERING = threading.Lock()
+_FILTERING = threading.RLock()
 """Filters of warnings are the process's: two threads that set and restore them in turns would leave these for good."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_FILTERING.acquire, after_in_parent=_FILTERING.release, after_in_child=_FILTERING.release
+    )
 
 
 # --- prv-accountant -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -215,9 +216,15 @@ class HuggingFaceBackend(AwaitedInThreads):
         return len(self.encode(text))
 
     def check_public(self, prompt: str) -> None:
-        """Raises ModelCallError where a PUBLIC prompt is longer than `max_prompt_tokens`, so that it would be cut."""
-        tokens = self._prompts.tokens
-        length = len(tokens.header) + self.count_tokens(prompt) + len(tokens.footer)
+        """Refuses a prompt that is longer than `max_prompt_tokens`, so that it would be cut.
+
+        Args:
+          prompt: PUBLIC.
+
+        Raises:
+          ModelCallError: it is longer, or cannot be read.
+        """
+        length = len(self._public_row(prompt, sys.maxsize))
         if length > self.max_prompt_tokens:
             raise ModelCallError(
                 f"expected a public prompt of at most {self.max_prompt_tokens} tokens, found {length}. Raise "

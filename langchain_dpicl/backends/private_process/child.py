@@ -53,7 +53,7 @@ _SKILLS = {
     "other": OtherBackend,
     "texts": TextBackend,
 }
-_OPTIONAL = ("encode", "continued", "spell", "token_bytes", "complete_public")
+_OPTIONAL = ("encode", "continued", "spell", "token_bytes", "complete_public", "check_public")
 
 
 def main(inlet: int, outlet: int) -> None:

@@ -321,6 +321,13 @@ class _TokenBytes(ProcessEngine):
         return bytes(self._now("token_bytes", token))
 
 
+class _CheckPublic(ProcessEngine):
+    """Refuses public prompts that it would cut."""
+
+    def check_public(self, prompt: str) -> None:
+        self._now("check_public", prompt)
+
+
 class ProcessEmbeddings(ProcessEngine, SilentEmbeddings):
     """Embeddings in a process of their own, for everything that takes `SilentEmbeddings`."""
 
@@ -374,6 +381,7 @@ _SKILLS: Mapping[str, type[ProcessEngine]] = {
     "continued": _Continued,
     "spell": _Spell,
     "token_bytes": _TokenBytes,
+    "check_public": _CheckPublic,
 }
 """Classes by capability; a class stands before its bases."""
 

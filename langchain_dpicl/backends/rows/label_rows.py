@@ -32,6 +32,7 @@ from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.rows.rows import Guarded
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
+    Blocking,
     Call,
     Effect,
     EffectGenerator,
@@ -719,7 +720,8 @@ class LabelRows:
           needs_text: see `request_public_rows`.
         """
         scorer = self._scorer.of_batches(needs_text=needs_text)
-        return _PublicTextsRequest(scorer, tuple(dict.fromkeys(texts)), self.width, keep_errors)
+        check = getattr(self._engine, "check_public", None)  # of engines that cut prompts
+        return _PublicTextsRequest(scorer, tuple(dict.fromkeys(texts)), self.width, keep_errors, check)
 
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
         """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
@@ -813,6 +815,7 @@ class _PublicTextsRequest:
     texts: tuple[str, ...]
     width: int
     keep_errors: bool
+    check: Callable[[str], None] | None
 
     def run(self) -> dict[str, LabelScores | ModelCallError]:
         return public_call(lambda: run_sync(self._score()))
@@ -821,22 +824,32 @@ class _PublicTextsRequest:
         return await apublic_call(lambda: run_async(self._score()))
 
     def _score(self) -> EffectGenerator[dict[str, LabelScores | ModelCallError]]:
-        found: dict[str, LabelScores | ModelCallError] = yield self._each_alone(self.texts[: self._num_alone])
-        for texts in self._batches():
-            read = self._read(texts, (yield self.scorer.score(texts)))
-            found |= read | (yield self._each_alone([text for text in texts if text not in read]))
+        found: dict[str, LabelScores | ModelCallError] = {}
+        if self.check is not None:
+            found |= yield Blocking(partial(self._refused, self.check))
+        texts = [text for text in self.texts if text not in found]
+        num_alone = int(self.scorer.has_public_calls or len(texts) == 1)
+        found |= yield self._each_alone(texts[:num_alone])
+        for first in range(num_alone, len(texts), MOST_AT_ONCE):
+            batch = texts[first : first + MOST_AT_ONCE]
+            read = self._read(batch, (yield self.scorer.score(batch)))
+            found |= read | (yield self._each_alone([text for text in batch if text not in read]))
         return found
+
+    def _refused(self, check: Callable[[str], None]) -> dict[str, ModelCallError]:
+        """Returns what is wrong with the texts that the engine would cut, or raises it."""
+        refused = {}
+        for text in self.texts:
+            try:
+                check(text)
+            except ModelCallError as error:
+                if not self.keep_errors:
+                    raise
+                refused[text] = error
+        return refused
 
     def _each_alone(self, texts: Sequence[str]) -> Call:
         return Call(partial(self._alone, texts), partial(self._aalone, texts))
-
-    @property
-    def _num_alone(self) -> int:
-        return int(self.scorer.has_public_calls or len(self.texts) == 1)
-
-    def _batches(self) -> list[tuple[str, ...]]:
-        texts = self.texts[self._num_alone :]
-        return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
 
     def _read(self, texts: Sequence[str], scores: object) -> dict[str, LabelScores | ModelCallError]:
         rows = self.scorer.batch(scores, len(texts))

@@ -28,6 +28,7 @@ from langchain_dpicl.backends.hf import model_checks
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.serving import ChatEmbedded, ChatLocal, EmbeddedLLM, LabelClassifier, LocalLLM
 from tests import tiny_hf
 from tests.unit_tests.serving.test_models import Listener
@@ -82,6 +83,9 @@ def test_a_public_prompt_that_would_be_cut_is_refused_with_its_length(is_chat):
     classifier = LabelClassifier(backend, labels=["red", "blue"], prompt=prompt)
     [short, told] = classifier.batch(["a lake", long], return_exceptions=True)
     assert (short in {"red", "blue"}, type(told)) == (True, ModelCallError)
+    answers = LabelAnswers(calibrate=True, content_free=("N/A", long))
+    with pytest.raises(ModelCallError, match=words):
+        LabelClassifier(backend, labels=["red", "blue"], prompt=prompt, answers=answers).invoke("a lake")
     assert len(backend.open([long], []).score(backend.vocabulary())) == 1  # private: cut in silence
 
 

@@ -27,7 +27,7 @@ from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_process.connection import Connection
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_text_backend, recipients
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
-from langchain_dpicl.backends.rows.label_rows import OtherBackend
+from langchain_dpicl.backends.rows.label_rows import LabelRows, OtherBackend
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, NearestRows, SimilarTexts
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from tests import process_models
@@ -133,6 +133,17 @@ def test_rows_are_those_of_the_same_model_in_this_process(place: str) -> None:
 def test_it_cuts_text_that_follows_other_text_as_the_engine_there_does() -> None:
     assert as_backend(shared(process_models.cutter)).continued(" red") == [b" r", b"ed"]
     assert not hasattr(as_backend(shared(EmbeddedLLM)), "continued")
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_public_prompts_that_it_would_cut_are_refused(is_awaited: bool) -> None:
+    for engine in (as_backend(shared(process_models.cutter)), process_models.cutter()):
+        rows = LabelRows(engine, [[" red"], [" blue"]], calibrate=False)
+        asked = rows.request_public_texts(["Topic:", "x" * 101], keep_errors=True)
+        found = asyncio.run(asked.arun()) if is_awaited else asked.run()
+        assert [type(scores) for scores in found.values()] == [ModelCallError, tuple]
+        with pytest.raises(ModelCallError, match="too long"):
+            rows.request_public_texts(["x" * 101]).run()
 
 
 async def test_a_full_session_has_the_logits_of_the_same_model_in_this_process() -> None:

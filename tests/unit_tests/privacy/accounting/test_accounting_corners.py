@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import signal
 import threading
 import time
 import warnings
@@ -180,3 +183,26 @@ def test_two_opinions_at_once_leave_the_filters_of_warnings_as_they_were(monkeyp
         for thread in asked:
             thread.join()
         assert list(warnings.filters) == filters
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_while_another_thread_asks_asks_too(monkeypatch):
+    compute, began = PRVAccountant.compute_epsilon, threading.Event()
+
+    def slowly(*args, **kwargs):
+        began.set()
+        time.sleep(0.1)
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(PRVAccountant, "compute_epsilon", slowly)
+    ask = functools.partial(_opinions._ask_prv, [(5.0, 1.0, 1)], delta=1e-5, eps_error=0.1)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert began.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        ask()
+        os._exit(0)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
