@@ -142,7 +142,8 @@ class Executor(ABC):
     Formal guarantees:
       - A worker has one job at a time. One that died is replaced; its job is handed out again behind all others.
       - An answer that came is returned, whatever came of others; a fault stops the handing out, not what is under way.
-      - What was under way when a run was left is collected by the next one.
+      - What was under way when a run was left is collected by the next one; what has ended by then may be given up for
+        the room of its worker.
 
     Attributes:
       num_workers: how many there are at a time.
@@ -161,6 +162,7 @@ class Executor(ABC):
         self._hands: list[WorkerHandle] = []
         self._flights: dict[Any, _RunningJob] = {}
         self._turn = threading.Lock()
+        self._resting = PerProcess(threading.Lock)  # held while idle workers are ended
 
     # -- what a cluster has to do ------------------------------------------------------------------------------------
 
@@ -174,6 +176,9 @@ class Executor(ABC):
 
     def _check_session(self) -> None:  # noqa: B027  most clusters do not end before their executor
         """Forgets workers, and what they have under way, where their cluster ended behind the executor's back."""
+
+    def _make_room(self) -> None:  # noqa: B027  in most clusters workers of others are not known
+        """Ends idle workers of other executors where this one, of which none has begun, has no room for one."""
 
     @abstractmethod
     def _begin(self, handle: Any, work: Job) -> Any:
@@ -205,7 +210,9 @@ class Executor(ABC):
           ModelCallError: workers die as they start.
           DPICLError: what a worker raised as it began.
         """
-        if not self._turn.acquire(blocking=False):
+        with self._resting.here:  # a run of another executor may be ending idle workers of this one
+            has_turn = self._turn.acquire(blocking=False)
+        if not has_turn:
             advice = "Wait for its end, or make one executor for each, on a cluster with room for the workers of both."
             raise ConfigurationError(f"executor: expected one run at a time, found another. {advice}")
         try:
@@ -215,10 +222,17 @@ class Executor(ABC):
             self._turn.release()
 
     def rest(self) -> None:
-        """Ends all workers if none has a job and nobody hands any out; the next run starts others."""
-        if self._turn.acquire(blocking=False):
+        """Ends all workers if none is at a job and nobody hands any out; the next run starts others.
+
+        An answer that no run has collected is given up: what was released for it is kept.
+        """
+        with self._resting.here:
+            if not self._turn.acquire(blocking=False):
+                return
             try:
-                if all(flight.job is None for flight in self._flights.values()):
+                self._check_session()
+                jobs = [one for one, flight in self._flights.items() if flight.job is not None]
+                if not jobs or len(self._ready(jobs, 0.0)) == len(jobs):
                     self.close()
             finally:
                 self._turn.release()
@@ -287,13 +301,15 @@ class _JobQueue(Generic[JobKey]):
             return
         oldest = max(self.since, min(flight.since for flight in begins.values()))
         if time.monotonic() - oldest <= executor.start_timeout:
+            executor._make_room()  # noqa: SLF001
             return
         for one, flight in begins.items():  # the next run starts others
             del executor._flights[one]  # noqa: SLF001
             self._let_go(flight.hand)
             executor._dismiss(flight.hand.handle)  # noqa: SLF001
         msg = f"no worker has begun within {executor.start_timeout:g} s; look whether the cluster has room"
-        raise ModelCallError(f"{msg}: idle workers keep theirs until their executor is closed")
+        keeps = "other runs keep the room of their workers, and on a cluster of yours idle workers keep theirs"
+        raise ModelCallError(f"{msg}: {keeps}. End those runs, and close their executors")
 
     def _mine(self) -> bool:
         flights = self.executor._flights.values()  # noqa: SLF001
@@ -755,9 +771,9 @@ class RayExecutor(Executor):
         workers' environment; an address with a password, and text under a name such as `api_key`, are refused.
       address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
         otherwise a cluster of its own on this machine, as with "local", which all executors of this process then use.
-        It has room for the workers of the one that started it; idle ones end where another executor needs their room.
-        Where Ray is connected already, that connection is used. Ray's client (ray://) is refused: start Ray on this
-        machine, with the cluster's address.
+        It has room for the workers of the one that started it. Where a run of another executor has room for none, idle
+        workers end, and it waits for those of other runs. Where Ray is connected already, that connection is used.
+        Ray's client (ray://) is refused: start Ray on this machine, with the cluster's address.
       num_workers: workers at a time.
       num_cpus: logical CPUs that Ray sets aside for a worker.
       num_gpus: GPUs of a worker; Ray shows each worker its own.
@@ -904,14 +920,6 @@ class RayExecutor(Executor):
                 self.close()
                 raise fail(argument, f"at most {available:g}, all that the cluster of this process has", needed, advice)
 
-    def _make_room(self) -> None:
-        """Ends the idle workers of other executors on the cluster started here, where the first one has no room."""
-        needs = {"CPU": self._needs["num_cpus"], "GPU": self._needs["num_gpus"], **self._needs["resources"]}
-        for other in _STARTED.get(self._node() or "", set()) - {self}:
-            free = self._ray.available_resources()
-            if any(needed > free.get(name, 0.0) for name, needed in needs.items()):
-                other.rest()
-
     def _init(self, **options: Any) -> None:
         """Connects Ray; of what it raises only the class is named, as its text names hosts and files."""
         before = _servers_of(self._ray)
@@ -940,7 +948,6 @@ class RayExecutor(Executor):
     def _hire(self) -> Any:
         self._connect()
         if not self._hands:
-            self._make_room()
             self._hired_in = self._session()
         is_one_host = self.is_one_host  # of the cluster that the worker is started in, however it was connected
         # Ray would start an actor again, or repeat what it was at: a second run on the first one's ticket.
@@ -962,6 +969,25 @@ class RayExecutor(Executor):
     def _check_session(self) -> None:
         if self._hands and self._session() != self._hired_in:
             self._hands, self._flights = [], {}
+
+    def _make_room(self) -> None:
+        # What Ray counts as free lags behind, and is without what a worker has that is starting.
+        others = _STARTED.get(self._node() or "", set()) - {self}
+        in_all: dict[str, float] = self._ray.cluster_resources() if others else {}
+
+        def is_short(name: str, room: float) -> bool:
+            needed = self._need_of(name)
+            taken = sum(len(one._hands) * one._need_of(name) for one in others)  # noqa: SLF001  of this class
+            return needed > 0.0 and round(taken + needed, 4) > room
+
+        for other in others:
+            if any(is_short(name, room) for name, room in in_all.items()):
+                other.rest()
+
+    def _need_of(self, name: str) -> float:
+        """Returns how much of a resource, by Ray's name, a worker needs."""
+        needs = {"CPU": self._needs["num_cpus"], "GPU": self._needs["num_gpus"], **self._needs["resources"]}
+        return float(needs.get(name, 0.0))
 
     def _begin(self, handle: Any, work: Job) -> Any:
         return handle.begin.remote(work)

@@ -971,7 +971,8 @@ def test_an_executor_of_the_environment_is_closed_when_all_is_done(
     monkeypatch.setattr("langchain_dpicl.distributed.RayExecutor.from_environment", lambda: crew)
     stream = house.synthesizer("ray").stream(progress=False)
     next(stream)
-    stream.close()
+    with patch.object(crew, "_ready", return_value=()):  # jobs are under way
+        stream.close()
     assert crew.dismissed == 0
     house.synthesizer("ray").run(progress=False)
     assert crew.dismissed == crew.hired

@@ -26,7 +26,7 @@ class FakeRay(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(
-            told=[], up=False, node=0, gpus=0.0, free={}, exceptions=SimpleNamespace(RayError=ConnectionError)
+            told=[], up=False, node=0, gpus=0.0, ended=[], exceptions=SimpleNamespace(RayError=ConnectionError)
         )
         mode = int(os.environ.get("RAY_AUTH_MODE") == "token")  # read once, as Ray does
         self.__file__ = "/nowhere/ray/__init__.py"
@@ -36,9 +36,6 @@ class FakeRay(SimpleNamespace):
 
     def cluster_resources(self) -> dict[str, float]:
         return {**self.room, "GPU": self.gpus}
-
-    def available_resources(self) -> dict[str, float]:
-        return {**self.cluster_resources(), **self.free}
 
     def is_initialized(self) -> bool:
         return self.up
@@ -61,7 +58,7 @@ class FakeRay(SimpleNamespace):
         self.told.append(("kill", {"handle": handle, "no_restart": no_restart}))
 
     def wait(self, awaited: Any, **_: Any) -> Any:
-        return [], awaited  # nothing is ready yet
+        return [one for one in awaited if one in self.ended], awaited
 
     def remote(self, kind: type[Any]) -> Any:
         def options(**how: Any) -> Any:
@@ -92,6 +89,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 class TestAClusterOfItsOwn:
+    WORK: Any = SimpleNamespace(key="order")
+
     def test_is_quiet_and_as_large_as_its_workers(self, ray: FakeRay) -> None:
         ray.gpus = 2.0
         with RayExecutor("app:place", num_workers=3, num_cpus=0.4, num_gpus=1, resources={"tpu": 1, "x": 0.5}) as made:
@@ -197,20 +196,59 @@ class TestAClusterOfItsOwn:
         first.close()
 
     def test_gives_a_worker_the_room_of_those_of_another_executor_that_are_idle(self, ray: FakeRay) -> None:
-        busy, idle, made = (RayExecutor("app:place", num_workers=1) for _ in range(3))
-        work: Any = SimpleNamespace(key="order")
-        run = busy.spread(work, ["job"])
+        busy, idle, also_idle, made = (RayExecutor("app:place", num_workers=1, num_cpus=0.3) for _ in range(4))
+        run = busy.spread(self.WORK, ["job"])
         assert next(run) is None
-        next(idle.spread(work, ["job"]))  # which is left
-        assert len(busy._hands) == len(idle._hands) == 1  # there was room
-        ray.free = {"CPU": 0.0}
-        assert next(made.spread(work, ["job"])) is None
-        assert (len(busy._hands), idle._hands) == (1, [])
-        made.close()
-        run.close()
-        assert next(made.spread(work, ["job"])) is None
-        assert busy._hands == []
+        for one in (idle, also_idle):
+            next(one.spread(self.WORK, ["job"]))  # which is left
+        assert [len(one._hands) for one in (busy, idle, also_idle)] == [1, 1, 1]  # there is room for all of them
+        assert next(made.spread(self.WORK, ["job"])) is None
+        assert sorted(len(one._hands) for one in (idle, also_idle)) == [0, 1]  # and for a fourth worker instead of one
+        assert len(busy._hands) == 1
         assert "shutdown" not in dict(ray.told)
+
+    def test_gives_a_worker_that_waits_the_room_of_a_run_that_ends_meanwhile(self, ray: FakeRay) -> None:
+        busy, made = (RayExecutor("app:place", num_workers=1) for _ in range(2))
+        run, waits = busy.spread(self.WORK, ["job"]), made.spread(self.WORK, ["job"])
+        assert next(run) is next(waits) is next(waits) is None
+        assert len(busy._hands) == 1
+        run.close()
+        assert next(waits) is None
+        assert busy._hands == []
+
+    def test_keeps_the_room_of_a_run_that_was_left_until_its_job_has_ended(self, ray: FakeRay) -> None:
+        left, made = (RayExecutor("app:place", num_workers=1) for _ in range(2))
+        next(left.spread(self.WORK, ["job"]))
+        ((asked, flight),) = left._flights.items()
+        flight.job = "job"
+        waits = made.spread(self.WORK, ["job"])
+        assert next(waits) is next(waits) is None
+        assert len(left._hands) == 1
+        ray.ended.append(asked)  # nobody takes the answer
+        assert next(waits) is None
+        assert left._hands == []
+
+    def test_ends_idle_workers_before_a_run_of_theirs_begins_that_comes_meanwhile(self, ray: FakeRay) -> None:
+        made, idle = (RayExecutor("app:place", num_workers=1) for _ in range(2))
+        next(idle.spread(self.WORK, ["job"]))
+        kill, told = ray.kill, list[Any]()
+
+        def run() -> None:
+            try:
+                told.append(next(idle.spread(self.WORK, ["job"])))
+            except ConfigurationError as refusal:
+                told.append(refusal)
+
+        def slow(*given: Any, **how: Any) -> None:
+            ray.kill = kill
+            running.start()
+            running.join(0.2)
+            kill(*given, **how)
+
+        running, ray.kill = threading.Thread(target=run), slow
+        next(made.spread(self.WORK, ["job"]))
+        running.join(20.0)
+        assert told == [None]
 
     @pytest.mark.parametrize("needed", [0.5, 1])
     def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
