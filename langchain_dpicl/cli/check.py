@@ -787,7 +787,9 @@ def _sign(arguments: argparse.Namespace) -> CommandOutput:
 
     file = _file_in(arguments.file)
     if not _is_page(file):
-        _recomputed(read_signed(file))  # refuses what no `report verify` reads
+        _, problems = _recomputed(read_signed(file))  # refuses what no `report verify` reads
+        for problem in problems:
+            raise ConfigurationError(f"{problem}. A signature of this file would not verify.")
     for problem in _problems_beside(file, arguments.out):
         raise ConfigurationError(f"{problem}. A signature of this folder would not verify.")
     with _ledger(arguments) as store:

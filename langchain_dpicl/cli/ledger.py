@@ -448,10 +448,10 @@ def _all_open(budget: Budget) -> Iterator[OpenReservation]:
 def _write_files(report: PrivacyReport, arguments: argparse.Namespace) -> None:
     from langchain_dpicl.reports import plots
 
+    if arguments.report is not None:  # first: it may be refused
+        write_new(arguments.report, report.to_json(), flag="--report")
     if arguments.html is not None:
         report.save_html(arguments.html)
-    if arguments.report is not None:
-        write_new(arguments.report, report.to_json(), flag="--report")
     if arguments.plot is not None:
         plots.plot_budget(report, arguments.plot)
     if arguments.curve is not None:

@@ -214,10 +214,8 @@ def budget_of(settings: Settings) -> PrivacyBudgetCallbackHandler:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 
     limits = settings.budget
+    _check_outlives(settings)
     if limits.ledger is None:
-        if settings.get("checkpoint") is not None:
-            advice = "A budget in memory ends with its command, so that no other one can continue the run."
-            raise fail("--checkpoint", "a --ledger beside it", None, advice)
         return PrivacyBudgetCallbackHandler(**limits.new())
     budget = PrivacyBudgetCallbackHandler.open(limits.ledger, anchor=limits.anchor)
     if limits.adjacency not in {None, budget.adjacency}:
@@ -227,6 +225,13 @@ def budget_of(settings: Settings) -> PrivacyBudgetCallbackHandler:
         advice = "What stands in the ledger under a name is found again, whatever file is read."
         raise ConfigurationError(f"--component: expected a name, or data.dataset_id, with --ledger. {advice}")
     return budget
+
+
+def _check_outlives(settings: Settings) -> None:
+    """Refuses a checkpoint without a ledger."""
+    if settings.budget.ledger is None and settings.get("checkpoint") is not None:
+        advice = "A budget in memory ends with its command, so that no other one can continue the run."
+        raise fail("--checkpoint", "a --ledger beside it", None, advice)
 
 
 def share_of(settings: Settings) -> dict[str, Any]:
@@ -312,6 +317,7 @@ def on_ledger(settings: Settings) -> Settings:
 def dry_run(call: Call) -> int:
     """Prints the plan of a run; reads no record, asks no model and spends nothing."""
     check_model(call.settings.model)
+    _check_outlives(call.settings)
     settings = on_ledger(call.settings)
     private_examples(settings, are_read=False)  # refuses what is missing, which a plan would fill in
     call.say(planned(settings, compares=False, as_json=call.arguments.json))

@@ -973,8 +973,9 @@ class TestTheTargetFile:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.chdir(records.parent)
-        assert generate(records, "out.json", *given) == 2
-        assert "--checkpoint: expected a --ledger beside it, found None." in capsys.readouterr().err
+        for more in ((), ("--dry-run",)):
+            assert generate(records, "out.json", *given, *more) == 2
+            assert "--checkpoint: expected a --ledger beside it, found None." in capsys.readouterr().err
         assert [path.name for path in records.parent.iterdir()] == ["records.jsonl"]
 
     def test_that_is_empty_as_mktemp_leaves_it_is_taken(self, records: Path, tmp_path: Path) -> None:

@@ -253,6 +253,18 @@ def test_what_would_not_be_read_again_is_not_signed(
     assert not report.with_name("report.json.signature.json").exists()
 
 
+def test_a_report_that_was_edited_is_not_signed(
+    tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private, _ = key_pair(tmp_path)
+    shown = json.loads(report.read_text())
+    shown["promised"]["epsilon"] /= 2
+    report.write_text(json.dumps(shown))
+    assert main(["report", "sign", str(report), "--key", str(private)]) == 2
+    assert "A signature of this file would not verify" in capsys.readouterr().err
+    assert not report.with_name("report.json.signature.json").exists()
+
+
 def test_a_page_is_signed_too(tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
     private, public = key_pair(tmp_path)
     page = report.with_suffix(".html")

@@ -141,7 +141,7 @@ def test_public_prompts_that_it_would_cut_are_refused(is_awaited: bool) -> None:
         rows = LabelRows(engine, [[" red"], [" blue"]], calibrate=False)
         asked = rows.request_public_texts(["Topic:", "x" * 101], keep_errors=True)
         found = asyncio.run(asked.arun()) if is_awaited else asked.run()
-        assert [type(scores) for scores in found.values()] == [ModelCallError, tuple]
+        assert [type(scores) for scores in found.values()] == [ModelCallError, list]
         with pytest.raises(ModelCallError, match="too long"):
             rows.request_public_texts(["x" * 101]).run()
 
