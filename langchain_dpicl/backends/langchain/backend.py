@@ -63,7 +63,7 @@ class LangChainBackend(TextEngine):
       max_concurrency: calls in flight at once, over all sessions, threads and event loops; None: 32.
       full_vocabulary: how many tokens to ask for to get the whole vocabulary, where the server allows it (llama.cpp:
         the vocabulary size; vLLM started with `--max-logprobs -1`: -1), in place of `max_top_k`. None: a top-k engine.
-      eos_texts: how the provider spells the end of a text.
+      eos_texts: how the provider spells the end of a text, in place of the known spellings of many model families.
       tokenizer: the model's tokenizer (a `tiktoken.Encoding`, one of transformers, or anything with `encode`), or the
         name of an encoding of tiktoken, loaded when it is needed. It turns token ids into bytes where the server
         reports ids, counts for `count_tokens`, and says which labels differ in their first token. None: ids stay

@@ -249,16 +249,12 @@ EOS = b""
 
 EOS_TEXTS = frozenset(
     {
-        "</s>",
-        "<eos>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<end_of_turn>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        *("</s>", "<eos>", "<|eos|>", "<EOS_TOKEN>", "[EOS]", "<seed:eos>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<|return|>", "<|role_end|>", "<|separator|>"),
+        *("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|EOT|>"),  # Llama, Jamba, DeepSeek Coder
+        *("<end_of_turn>", "<turn|>", "<|end_of_turn|>", "<|endofturn|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>"),
+        *("<|user|>", "<|observation|>"),  # GLM ends by whose turn is next
+        *("<|assistant_end|>", "<|end_of_sentence|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~["),
     }
 )
 """How providers spell the end of a text; all of them become `EOS`."""

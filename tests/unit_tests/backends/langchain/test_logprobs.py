@@ -175,6 +175,15 @@ def test_tokens_without_text_and_spellings_of_the_end_add_up_to_the_end() -> Non
     assert next_token(payload) == pytest.approx({EOS: 0.875})
 
 
+@pytest.mark.parametrize(
+    "end",
+    ["<|END_OF_TURN_TOKEN|>", "<turn|>", "<|eot|>", "<|eom_id|>", "<|user|>", "<seed:eos>", "[|endofturn|]", "[e~["],
+)
+def test_ends_of_many_families_are_known(end: str) -> None:
+    """Else a demonstration would hold the marker, and go on behind it to its cap."""
+    assert next_token(chat(entry(end, math.log(0.5)))) == pytest.approx({EOS: 0.5})
+
+
 def test_further_spellings_of_the_end_can_be_given() -> None:
     assert next_token(chat(entry("<halt>", math.log(0.5))), eos_texts={"<halt>"}) == pytest.approx({EOS: 0.5})
 
