@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from langchain_dpicl._templates import Template, is_field_name
-from langchain_dpicl.backends.base import NextTokenBackend, Token, row_hint_of
+from langchain_dpicl.backends.base import NextTokenBackend, Token, cut_at_stop, row_hint_of
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options import Decoding, FewShotTask, LabelAnswers, Votes
@@ -654,8 +654,8 @@ def has_ended(backend: NextTokenBackend, tokens: Sequence[Token], stop: Sequence
     """Whether released tokens end a text: the end of the text, or a stop string."""
     if tokens and tokens[-1] == backend.eos:
         return True
-    text = backend.decode(tokens).lstrip()
-    return any(one in text for one in stop)
+    text = backend.decode(tokens)
+    return cut_at_stop(text, stop, is_stripped=True) != text.lstrip()
 
 
 def check_rules(backend: NextTokenBackend, decoding: Decoding) -> tuple[int | None, tuple[str, ...]]:

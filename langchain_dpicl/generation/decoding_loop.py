@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
+from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token, cut_at_stop
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     EffectGenerator,
@@ -485,10 +485,7 @@ class DecodingSpec:
 
     def text(self, tokens: Sequence[Token]) -> str:
         """Returns the text of released tokens, cut before the first stop string and stripped."""
-        text = self.text_of(tokens).lstrip()
-        for stop in self.stop:
-            text = text.split(stop, 1)[0]
-        return text.strip()
+        return cut_at_stop(self.text_of(tokens), self.stop, is_stripped=True).strip()
 
     @property
     def candidates(self) -> int:

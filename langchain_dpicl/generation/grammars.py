@@ -370,6 +370,8 @@ _NOT_OF_TEXT = re.compile(r"<\[|\bmax_tokens\s*=|\btemperature\s*=")
 class Grammar:
     r"""A constraint on generated texts: a regular expression, a JSON schema, a Lark grammar, or a list of texts.
 
+    It says what the model writes, white space included. White space around a text is then stripped, as always.
+
     Formal guarantees:
       - A public value: it compares, hashes and pickles by `kind` and `source`, and holds nothing else.
       - What is allowed or forced after released tokens is a function of the grammar, the engine's vocabulary and the

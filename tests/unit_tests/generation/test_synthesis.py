@@ -253,6 +253,14 @@ def test_a_stop_string_ends_the_text_and_is_cut() -> None:
     assert [example["text"] for example in released.examples] == ["my card", "my transfer"]
 
 
+def test_a_stop_string_that_begins_with_a_space_is_found_at_the_start_too() -> None:
+    """A token brings the space before its word; it is stripped from the text, and paid for up to the stop alone."""
+    made = synthesizer(private_examples(), decoding=Decoding(stop=(" my card",)))
+    assert [example["text"] for example in made.run().examples] == ["", "my transfer is late"]
+    template = next(ticket.template for ticket in made.plan.tickets())
+    assert made.share.reserve(template, label="card", count=4).unburnt == 4
+
+
 def test_the_text_ends_with_the_model_and_at_the_cap() -> None:
     assert synthesizer(private_examples(), max_tokens=2).run().examples[0]["text"] == "my card"
 
