@@ -549,24 +549,32 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         return self.RESULT if self.gives_receipts else str
 
     @override
-    def as_tool(  # type: ignore[override]  # LangChain's asks for a schema, which this Runnable knows
+    def as_tool(  # type: ignore[override]  # a name has a default
         self,
+        args_schema: object = None,
         *,
         name: str = "ask_private_examples",
         description: str | None = None,
+        arg_types: object = None,
         queries_per_thread: int | None = None,
     ) -> PrivateTool:
         """Returns a tool for any agent or graph; give the component a `memo`: agents repeat their runs.
 
         Args:
+          args_schema: None: the component knows what a question holds.
           name: of the tool.
           description: what the model reads of it; None: what the component says.
+          arg_types: None, as `args_schema`.
           queries_per_thread: charged questions of each thread (`config["configurable"]["thread_id"]`); None: threads
             have no allowance of their own. It must be None where the component has `tenant_max_queries`.
 
         Raises:
           ConfigurationError: an argument is out of range, or LangChain gives a variable's name another meaning.
         """
+        for option, value in {"args_schema": args_schema, "arg_types": arg_types}.items():
+            if value is not None:
+                known = f"None, as a question holds the variables {sorted(self.wording.input_variables)}"
+                raise fail(option, known, type(value))
         if clash := sorted(RESERVED & set(self.wording.input_variables)):
             raise fail("suffix, prefix", f"variables other than {sorted(RESERVED)}, for a tool", clash)
         if queries_per_thread is not None:

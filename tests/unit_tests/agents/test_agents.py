@@ -217,6 +217,14 @@ def test_free_form_answers_are_a_tool_as_well() -> None:
     assert (told.content, told.artifact["answer"]) == ("ask the bank", "ask the bank")
 
 
+@pytest.mark.parametrize("asked", [{"args_schema": dict}, {"arg_types": {"input": str}}])
+def test_a_schema_that_the_component_knows_is_refused(house: House, asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{next(iter(asked))}: expected None, .* variables \['input'\]"):
+        house.voter().as_tool(**asked)
+    with pytest.raises(ConfigurationError, match="args_schema: expected None"):
+        house.voter().as_tool(dict)
+
+
 @pytest.mark.parametrize("bad", [-1, 1.5, "5", "Auto"])
 @pytest.mark.parametrize("cap", [None, 9])
 def test_an_allowance_out_of_range_is_refused(house: House, bad: Any, cap: int | None) -> None:
