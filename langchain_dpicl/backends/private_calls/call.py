@@ -20,7 +20,7 @@ from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
-from langchain_dpicl._opaque import Opaque, PerProcess, this_process
+from langchain_dpicl._opaque import Opaque, PerProcess, Uncopyable, this_process
 from langchain_dpicl.backends.base import check_whole
 from langchain_dpicl.backends.private_calls.http_client import CallLimits, look_after_door, refuse_other_transports
 from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
@@ -972,8 +972,10 @@ def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(work, name=TASK_NAME)
 
 
-class SilentEngine:
+class SilentEngine(Uncopyable):
     """Base of engines that call one LangChain model silently."""
+
+    _pickle_advice = "it holds connections and threads. Construct it in the other process"
 
     _model: SilentModel
     _calls: CallPool

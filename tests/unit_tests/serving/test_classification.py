@@ -1,5 +1,7 @@
 import asyncio
+import copy
 import math
+import pickle
 import threading
 import time
 from collections import Counter
@@ -34,7 +36,7 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, PrivateAccessError
 from langchain_dpicl.serving import LabelClassifier
 from tests.scripted_models import ScriptedLLM, StatusError, fixed
 from tests.unit_tests.backends.langchain.test_texts import TextChat, saying
@@ -852,3 +854,16 @@ def test_a_content_free_answer_that_names_no_label_is_left_out():
     table = {"N/A": {" card": 0.8, " cash": 0.2}, "atm": {" card": 0.4, " cash": 0.6}}
     engine = TopTokens(lambda prompt: next((row for text, row in table.items() if text in prompt), {"The": 0.9}))
     assert classifier(engine).probabilities(["atm"]) == pytest.approx(np.array([[1 / 7, 6 / 7]]))
+
+
+@pytest.mark.parametrize("votes", ["hard", "text"])
+def test_copies_share_the_engine_of_a_langchain_model_and_another_process_builds_its_own(votes):
+    classifier = LabelClassifier(
+        ScriptedLLM(answer=fixed({" card": 0.5, " cash": 0.25})),
+        labels=LABELS,
+        prompt=PROMPT,
+        answers=LabelAnswers(votes=votes, calibrate=False),
+    )
+    assert copy.deepcopy(classifier).invoke("x") == copy.copy(classifier).invoke("x") == "card"
+    with pytest.raises(PrivateAccessError, match=r"Backend cannot be pickled: .* Construct it in the other process"):
+        pickle.dumps(classifier)
