@@ -232,11 +232,11 @@ class CallOptions:
             top_logprobs=check_int("top_logprobs", top or 0, low=0) if logprobs else None,
         )
 
-    def coins(self) -> np.random.Generator:
-        """Coins of the public sampling."""
+    def coins(self, count: int) -> list[np.random.Generator]:
+        """Coins of the public sampling, of each text by itself: with a seed it is the same alone and beside others."""
         from numpy.random import PCG64, Generator
 
-        return Generator(PCG64(self.seed))
+        return [Generator(PCG64(self.seed)) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _write_together(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) 
 def _steps(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> Iterator[tuple[Any, Any]]:
     """Yields at most `max_tokens` steps; fewer where the engine has no room for more."""
     texts = [prompt.given for prompt in prompts]
-    steps = backend.generate(texts, temperature=wish.temperature, rng=wish.coins(), **wish.sampling)
+    steps = backend.generate(texts, temperature=wish.temperature, rng=wish.coins(len(texts)), **wish.sampling)
     for _, step in zip(range(wish.max_tokens), steps, strict=False):
         yield step
 
@@ -329,7 +329,9 @@ class _TextInProgress:
         self.finished = False
 
     def add(self, token: int, shares: NDArray[np.float64]) -> TextPiece:
-        """Returns what a token adds."""
+        """Returns what a token adds; -1 says that the context has ended, while that of others goes on."""
+        if token < 0:
+            return self.end("length", 0)
         if not shares.any():
             raise ModelCallError(f"{self._backend.name} gave no numbers for a prompt; try another dtype or model")
         if token == self._backend.eos:
@@ -556,7 +558,7 @@ class LocalLLM(_ServedLLM):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time.
       stop: strings that end a completion, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded import EmbeddedModel
@@ -596,7 +598,7 @@ class ChatLocal(_ServedChat):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time.
       stop: strings that end an answer, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded import EmbeddedModel
@@ -634,7 +636,7 @@ class EmbeddedLLM(_ServedLLM):
     Args:
       max_tokens: most tokens of one completion; also per call, `model.bind(max_tokens=...)`.
       temperature: 0 takes the likeliest token; also per call.
-      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time.
       top_k: of local models; refused here, as the engine samples by temperature alone.
       top_p: as `top_k`.
       stop: strings that end a completion, where a call brings none.
@@ -660,7 +662,7 @@ class ChatEmbedded(_ServedChat):
     Args:
       max_tokens: most tokens of one answer; also per call.
       temperature: 0 takes the likeliest token; also per call.
-      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time.
       top_k: of local models; refused here, as the engine samples by temperature alone.
       top_p: as `top_k`.
       stop: strings that end an answer, where a call brings none.

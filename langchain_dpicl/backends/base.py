@@ -476,6 +476,12 @@ def check_whole(name: str, value: object) -> int:
     return int(value)
 
 
+def row_coins(rng: np.random.Generator | Sequence[np.random.Generator], count: int) -> NDArray[np.float64]:
+    """Returns float64[count, 1]: the next coin of each row of PUBLIC sampling, from one source for all or for each."""
+    sources = rng if isinstance(rng, Sequence) else [rng] * count
+    return np.array([source.random() for source in sources]).reshape(count, 1)
+
+
 def cut_at_stop(text: str, stop: Sequence[str], *, is_stripped: bool = False) -> str:
     """Returns the text before the first stop string.
 

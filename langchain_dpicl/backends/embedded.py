@@ -18,7 +18,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Rows, Token, cut_at_stop
+from langchain_dpicl.backends.base import Rows, Token, cut_at_stop, row_coins
 from langchain_dpicl.backends.sync_async import AwaitedInThreads, run_engine
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -812,9 +812,15 @@ class EmbeddedModel(AwaitedInThreads):
         prompts: Sequence[str],
         *,
         temperature: float = 0.0,
-        rng: np.random.Generator | None = None,
+        rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
-        """Yields without end the next token of every row, int64[rows], and the rows that gave it, float64[rows, V]."""
+        """Yields without end the next token of every row, int64[rows], and the rows that gave it, float64[rows, V].
+
+        Args:
+          prompts: public.
+          temperature: 0 takes the likeliest token.
+          rng: coins of the sampling, from one source for all rows or for each; None: from a fresh one.
+        """
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = InductionBatch(self._tables, prompts, self._induction)
@@ -859,13 +865,13 @@ def _restore(induction: Induction) -> EmbeddedModel:
     return EmbeddedModel(induction=induction)
 
 
-def _choose(rows: Floats, temperature: float, rng: np.random.Generator) -> Ints:
+def _choose(rows: Floats, temperature: float, rng: np.random.Generator | Sequence[np.random.Generator]) -> Ints:
     """Returns the likeliest token of each row, or one drawn from the row at `temperature`."""
     if temperature == 0:
         return np.asarray(rows.argmax(axis=1))
     weights = np.exp((np.log(rows) - np.log(rows.max(axis=1, keepdims=True))) / temperature)
     levels = np.cumsum(weights, axis=1)
-    coins = rng.random((len(rows), 1)) * levels[:, -1:]
+    coins = row_coins(rng, len(rows)) * levels[:, -1:]
     return np.asarray((levels <= coins).sum(axis=1))
 
 

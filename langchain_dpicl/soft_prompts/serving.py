@@ -167,19 +167,19 @@ class SoftPromptBackend(Uncopyable):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float = 1.0,
-        rng: Generator | None = None,
+        rng: Generator | Sequence[Generator] | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
         """Yields the next token of every row int64[rows] and the rows float64[rows, ids] it was taken from.
 
-        For PUBLIC prompts; it ends only at the end of the model's context.
+        For PUBLIC prompts; it ends only at the end of the model's context, as `HuggingFaceBackend.generate` does.
 
         Args:
           prompts: texts, or ids that are continued as they are.
           temperature: 0 takes the likeliest token.
           top_k: samples among this many likeliest tokens.
           top_p: samples among the likeliest tokens that together have this probability.
-          rng: random generator of the sampling, which protects nothing; None for a fresh one.
+          rng: random generator of the sampling, which protects nothing, for all rows or for each; None for a fresh one.
           names: the soft prompt of each row; None: the default.
 
         Raises:
@@ -278,14 +278,15 @@ class _PromptRunner:
         drawn = vocabulary.SamplingOptions(*taste)
         if not rows:
             return completion.generate_tokens(self._engine, [], drawn, room=room)
-        used = max(len(row) + self._counts[name] for row, name in zip(rows, names, strict=True))
-        remaining = 1 << 30 if self.limit is None else self.limit - used
-        shape = BatchShape(len(rows), max(map(len, rows)), min(room, remaining), is_fast=True)
+        most = 1 << 30 if self.limit is None else self.limit
+        left = [most - len(row) - self._counts[name] for row, name in zip(rows, names, strict=True)]
 
-        def anew() -> PromptedBatch:
-            return PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
+        def anew(rows: Sequence[Sequence[int]], places: Sequence[int], steps: int) -> PromptedBatch:
+            behind = [names[place] for place in places]
+            shape = BatchShape(len(rows), max(map(len, rows)), min(room, steps), is_fast=True)
+            return PromptedBatch(self._engine.body, lambda: self._shelf.take(behind), shape)
 
-        return completion.regenerate_tokens(self._engine, anew, rows, drawn, remaining=remaining)
+        return completion.regenerate_tokens(self._engine, anew, rows, drawn, left=left)
 
 
 def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str, SoftPrompt]:

@@ -364,19 +364,20 @@ class HuggingFaceBackend(AwaitedInThreads):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float = 1.0,
-        rng: Generator | None = None,
+        rng: Generator | Sequence[Generator] | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
         """Yields the next token of every row int64[rows] and the rows float64[rows, ids] it was taken from.
 
         Rows are by token id. For PUBLIC prompts, which run together at the length of the longest; what is too long for
-        the context is cut as any prompt is. It ends where the model's context does, and otherwise never.
+        the context is cut as any prompt is. It ends where the model's context does, and otherwise never. A row whose
+        context ends before that of others has token -1 from then on, and a row of zeros.
 
         Args:
           prompts: each is continued by its own tokens; a text, or what `render_chat` returned.
           temperature: 0 takes the likeliest token.
           top_k: takes one of this many likeliest tokens.
           top_p: takes one of the likeliest tokens that together have this probability.
-          rng: coins of the sampling, which protect nobody; None for fresh ones.
+          rng: coins of the sampling, which protect nobody, from one source for all rows or for each; None: fresh ones.
         """
         from langchain_dpicl.backends.hf import completion, vocabulary
 

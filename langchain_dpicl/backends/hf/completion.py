@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -180,36 +181,59 @@ def generate_tokens(
 ) -> Iterator[tuple[Ints, Floats]]:
     """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] that it is drawn from.
 
-    It ends where the model's context does, and otherwise never.
+    It ends where the model's context does, and otherwise never; see `regenerate_tokens`.
     """
     if not rows:
         while True:
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
-    remaining = engine.left_after(max(map(len, rows)))
-    shape = _shape(engine, rows, room, reach=remaining)
-    yield from regenerate_tokens(engine, lambda: engine.batch(shape), rows, taste, remaining=remaining)
+
+    def anew(rows: Sequence[Sequence[int]], places: Sequence[int], steps: int) -> GrowingBatch:
+        del places
+        return engine.batch(_shape(engine, rows, room, reach=steps))
+
+    left = [engine.left_after(len(row)) for row in rows]
+    yield from regenerate_tokens(engine, anew, rows, taste, left=left)
 
 
 def regenerate_tokens(
     engine: Engine,
-    anew: Callable[[], GrowingBatch],
+    anew: Callable[[Sequence[Sequence[int]], Sequence[int], int], GrowingBatch],
     rows: Sequence[Sequence[int]],
     taste: SamplingOptions,
     *,
-    remaining: int,
+    left: Sequence[int],
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields what `generate_tokens` does, on batches that `anew` makes, again if memory runs out halfway."""
-    growing = _GrowingRows(engine, anew, rows)
-    raw = engine.public(growing.start, again=growing.restart)
-    while True:
-        with torch.inference_mode():
-            rows_of_step = shares(engine.settle(raw), engine.vocabulary)
-        tokens = draw_tokens(rows_of_step, taste, engine.vocabulary)
-        yield tokens, rows_of_step
-        remaining -= 1
-        if remaining < 0:
-            return
-        raw = engine.public(lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
+    """Yields what `generate_tokens` does, again if memory runs out halfway.
+
+    A row without room has token -1 and zeros. Where others go on, they are read again without it.
+
+    Args:
+      engine: runs the rows.
+      anew: makes a batch for rows, their places among all, and the number of tokens that they will read.
+      rows: ids that are continued.
+      taste: how tokens are drawn.
+      left: how many tokens each row may read yet.
+    """
+    written, left = [list(row) for row in rows], list(left)
+    while places := [place for place, count in enumerate(left) if count >= 0]:
+        over = [place for place, count in enumerate(left) if count < 0]
+        begun, steps = [list(written[place]) for place in places], min(left[place] for place in places)
+        growing = _GrowingRows(engine, partial(anew, begun, places, steps), begun)
+        raw = engine.public(growing.start, again=growing.restart)
+        for remaining in range(steps, -1, -1):
+            with torch.inference_mode():
+                rows_of_step = shares(engine.settle(raw), engine.vocabulary)
+            if over:
+                going, rows_of_step = rows_of_step, np.zeros((len(rows), engine.vocabulary.width))
+                rows_of_step[places] = going
+            tokens = draw_tokens(rows_of_step, taste, engine.vocabulary)
+            tokens[over] = -1
+            yield tokens, rows_of_step
+            left = [count - 1 for count in left]
+            for place in places:
+                written[place].append(int(tokens[place]))
+            if remaining:
+                raw = engine.public(partial(growing.add, tokens[places]), again=growing.restart)
 
 
 class _GrowingRows:

@@ -14,7 +14,7 @@ import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.base import Token, row_coins
 from langchain_dpicl.backends.hf.loading import ModelInfo
 from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
@@ -482,10 +482,12 @@ class SamplingOptions:
       temperature: 0 takes the likeliest token.
       top_k: only this many likeliest tokens; None: all.
       top_p: only the likeliest tokens that together have this probability.
-      rng: source of the sampling, which protects nobody.
+      rng: source of the sampling, which protects nobody; one for all rows, or for each.
     """
 
-    def __init__(self, temperature: float, top_k: int | None, top_p: float, rng: Generator) -> None:
+    def __init__(
+        self, temperature: float, top_k: int | None, top_p: float, rng: Generator | Sequence[Generator]
+    ) -> None:
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         if top_k is not None and top_k < 1:
@@ -504,7 +506,7 @@ class SamplingOptions:
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = np.exp((np.log(rows) - np.log(rows.max(axis=1, keepdims=True))) / self.temperature)
         levels = np.cumsum(self._kept(np.nan_to_num(weights)), axis=1)
-        coins = self._rng.random((len(rows), 1)) * levels[:, -1:]
+        coins = row_coins(self._rng, len(rows)) * levels[:, -1:]
         return np.asarray(np.minimum((levels <= coins).sum(axis=1), rows.shape[1] - 1))
 
     def _kept(self, weights: Floats) -> Floats:

@@ -67,6 +67,10 @@ def streamed(model: Any, prompt: Any = PROMPT, **kwargs: Any) -> list[str]:
     return list((model | StrOutputParser()).stream(prompt, **kwargs))
 
 
+def num_tokens(model: LocalLLM, prompts: list[str]) -> int:
+    return model.generate(prompts).llm_output["token_usage"]["completion_tokens"]
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_a_public_prompt_that_would_be_cut_is_refused_with_its_length(is_chat):
     """A classifier would answer from a part of its demonstrations; of a private prompt nobody may hear it."""
@@ -149,6 +153,25 @@ class TestChains:
         assert [generations[0].text for generations in result.generations] == [alone[prompt] for prompt in prompts]
         assert result.llm_output["token_usage"]["completion_tokens"] <= LENGTH * len(prompts)
         assert result.llm_output["token_usage"]["prompt_tokens"] == sum(map(llm().backend.count_tokens, prompts))
+
+    @pytest.mark.parametrize("make", [llm, EmbeddedLLM])
+    def test_with_a_seed_a_text_is_the_same_alone_and_beside_others(self, make):
+        model = make(temperature=1.5, seed=3)
+        alone = [said(model, prompt) for prompt in (PROMPT, "the sea", PROMPT)]
+        assert model.batch([PROMPT, "the sea", PROMPT]) == alone
+        assert len(set(make(temperature=1.5).batch([PROMPT] * 8))) > 1  # without a seed each has coins of its own
+
+    @pytest.mark.parametrize("model", ["llama", "gpt2", "sliding"])
+    def test_a_text_has_the_room_of_its_own_prompt_beside_a_longer_one(self, model):
+        small = getattr(tiny_hf, model)(context=64)
+        backend = HuggingFaceBackend(
+            small, tiny_hf.byte_tokenizer(), max_prompt_tokens=48, max_new_tokens=4, eos_token_id=0
+        )
+        written = LocalLLM(backend=backend, max_tokens=40)
+        prompts = [PROMPT * 9, "the sea", PROMPT * 2, "a"]
+        assert [num_tokens(written, [prompt]) for prompt in prompts] == [5, 40, 35, 40]
+        assert num_tokens(written, prompts) == 5 + 40 + 35 + 40
+        assert written.batch(prompts) == [said(written, prompt) for prompt in prompts]
 
     def test_the_first_calls_of_an_engine_may_come_at_once(self):
         new = HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(chat=True), max_prompt_tokens=64)

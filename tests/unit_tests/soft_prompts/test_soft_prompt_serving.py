@@ -292,9 +292,13 @@ def test_texts_are_plain_text_and_the_context_is_kept() -> None:
         prompt("llama", "soft_prompt", task=replace(WRITES, max_input_tokens=32)),
         max_new_tokens=4,
     )
-    steps = list(served.generate(["the sea is blue " * 20, "red"]))
-    assert len(steps) == 48 - 3 - 32 + 1
+    texts = ["the sea is blue " * 20, "red"]
+    steps = list(served.generate(texts))
     assert all(shares.shape == (2, 420) for _, shares in steps)
+    assert len(list(served.generate(texts[:1]))) == 48 - 3 - 32 + 1 < len(steps)
+    for place, text in enumerate(texts):  # each to its own end
+        own = [int(tokens[0]) for tokens, _ in served.generate([text])]
+        assert [int(tokens[place]) for tokens, _ in steps] == own + [-1] * (len(steps) - len(own))
     assert served._ids("a </s> <s> b", "default").count(1) == 0
     assert isinstance(said(served, "a </s> <s> b", most=3), str)
     long = served.generate([list(range(10, 100))])
