@@ -50,10 +50,11 @@ from langchain_dpicl.options import LLM, LabelAnswers, option_of
 from langchain_dpicl.privacy._validate import calls_at_once, check_int, check_real, fail
 from langchain_dpicl.tasks import public_text, unread_parts
 
-# An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
-# `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
-# `generate`, `ends_in_space(text)` where it puts a text into a frame of its own, `by_itself(action)`, through which
-# private calls generate, and `fingerprint`, a text that tells it from other engines of its name.
+# An engine needs `generate`, whose `rng` gets one source of coins per prompt, `encode`, `count_tokens`, `token_bytes`,
+# `eos` and `name`. Optional are `top_k` and `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns
+# roles and contents into a prompt for `generate`, `ends_in_space(text)` where it puts a text into a frame of its own,
+# `by_itself(action)`, through which private calls generate, and `fingerprint`, a text that tells it from other engines
+# of its name.
 
 
 @dataclass(frozen=True, slots=True)
