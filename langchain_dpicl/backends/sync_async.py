@@ -190,12 +190,15 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True, pool: 
     if not is_slow:
         return action()
     result, stop = await run_to_completion(action, is_optional=True, pool=pool)
-    if stop is not None:
-        raise stop
     try:
+        if stop is not None:
+            raise stop
         return result()
     finally:
-        del result  # breaks a cycle: it holds the error, whose frames hold it
+        del (
+            result,
+            stop,
+        )  # breaks cycles: they hold errors, whose frames hold them
 
 
 async def run_engine(action: Callable[[], T]) -> T:
@@ -209,12 +212,12 @@ async def run_engine(action: Callable[[], T]) -> T:
       action: the blocking call; it runs in a copy of the caller's context.
     """
     result, stop = await run_to_completion(action, is_optional=True, may_run_here=True, pool=_ENGINE)
-    if stop is not None:
-        raise stop from None  # frames of the call's own error hold prompts
     try:
+        if stop is not None:
+            raise stop from None  # frames of the call's own error hold prompts
         return result()
     finally:
-        del result  # see `run_in_thread`
+        del result, stop  # see `run_in_thread`
 
 
 class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body
@@ -275,7 +278,10 @@ async def run_to_completion(
             raise
     if stop is not None:
         stop.__cause__ = future.exception()
-    return future.result, stop
+    try:
+        return future.result, stop
+    finally:
+        del stop
 
 
 async def cancel_to_completion(tasks: Sequence[asyncio.Future[Any]]) -> None:

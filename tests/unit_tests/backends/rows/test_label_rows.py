@@ -6,6 +6,8 @@ import asyncio
 import gc
 import math
 import re
+import threading
+import time
 import warnings
 import weakref
 import zlib
@@ -21,6 +23,7 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.backends.sync_async import AwaitedInThreads
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, NoisyPlanWarning
 from tests.contracts.backend import same_bits
 from tests.doubles import PanicError
@@ -489,6 +492,42 @@ class TestNothingIsKept:
         try:
             asyncio.run(ask.arun()) if is_async else ask.run()
             assert [one() for one in raised] == [None] * 3
+        finally:
+            gc.enable()
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_a_prompt_is_gone_with_a_cancelled_ask(self, times: int) -> None:
+        class Watched(str):  # noqa: SLOT000  with a weak reference
+            """A prompt that can be watched."""
+
+        class Slow(AwaitedInThreads):
+            def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+                began.set()
+                goes_on.wait(30)
+                return np.zeros((len(prompts), len(choices)))
+
+        async def main(ask: Any) -> None:
+            task = asyncio.ensure_future(ask.arun())
+            await asyncio.to_thread(began.wait, 30)
+            for _ in range(times):
+                task.cancel()
+                await asyncio.sleep(0)
+            goes_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        began, goes_on = threading.Event(), threading.Event()
+        ask = LabelRows(Slow(), LABELS, calibrate=False).ask(((prompt := Watched(CANARY),),))
+        watched = weakref.ref(prompt)
+        del prompt
+        gc.disable()
+        try:
+            asyncio.run(main(ask))
+            for _ in range(200):  # the thread lets go of what it did last a moment later
+                if watched() is None:
+                    break
+                time.sleep(0.05)
+            assert watched() is None
         finally:
             gc.enable()
 
