@@ -784,7 +784,7 @@ class LabelClassifier(PublicRunnable[Any, str]):
     Raises:
       ConfigurationError: labels, verbalizers or options are unusable, or what cannot be calibrated is to be.
       CapabilityError: the model has neither scores of texts nor logprobs, and `votes` is not "text".
-      ModelCallError: the model could not be reached.
+      ModelCallError: the model could not be reached, or a local one would cut the prompt.
 
     Source: Zhao et al. (2021), Calibrate Before Use, section 4.
     """
