@@ -16,7 +16,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from langchain_dpicl._opaque import OpaqueRows, this_process
+from langchain_dpicl._opaque import OpaqueRows, run_guarded, this_process
 from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
@@ -480,6 +480,38 @@ class Walk:
     async def arun(self) -> Any:
         """Runs, awaiting."""
         return await run_async(self.begin())
+
+
+async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
+    """Async twin of `run_guarded`; a cancellation stops only if this task was cancelled, else the row fails."""
+    stop: type[BaseException] | None = None
+    try:
+        return await action()
+    except KeyboardInterrupt:
+        stop = KeyboardInterrupt
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        stop = asyncio.CancelledError if task is not None and task.cancelling() else None
+    except BaseException:  # noqa: BLE001  see `run_guarded`
+        stop = None
+    if stop is not None:
+        raise stop
+    return None
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Guarded:
+    """Runs a private effect generator below `run_guarded`: None where it raised, and a stop without its frames."""
+
+    begin: Callable[[], EffectGenerator[Any]]
+
+    def run(self) -> Any:
+        """Runs, blocking."""
+        return run_guarded(lambda: run_sync(self.begin()))
+
+    async def arun(self) -> Any:
+        """Runs, awaiting."""
+        return await arun_guarded(lambda: run_async(self.begin()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ from langchain_dpicl.backends.private_calls.call import (
 )
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.backends.resolve import as_model
-from langchain_dpicl.backends.rows.rows import Guarded
-from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, LimitConcurrency
+from langchain_dpicl.backends.sync_async import Blocking, Call, EffectGenerator, Guarded, LimitConcurrency
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Pure, Same, cell_of
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail

@@ -27,7 +27,7 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl.backends.rows import rows as guarded_rows
+from langchain_dpicl.backends import sync_async
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits, ReleasePlan
 from langchain_dpicl.reports.report import verify_report
@@ -223,7 +223,7 @@ def unguarded(module: ModuleType) -> Plant:
 
 
 PLANTS: dict[str, tuple[Plant, str]] = {
-    "the error of a row goes on": (unguarded(guarded_rows), "RAISES"),
+    "the error of a row goes on": (unguarded(sync_async), "RAISES"),
     "rows that voted are logged": (rows_that_voted_are_logged, "FAILS"),
     "only slots that hold somebody are asked": (only_full_slots, ""),
 }

@@ -16,8 +16,8 @@ from langchain_dpicl.backends.base import Rows, TextBackend, check_whole
 from langchain_dpicl.backends.langchain.texts import stops_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.rows import Guarded, fits
-from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, start_calls
+from langchain_dpicl.backends.rows.rows import fits
+from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, Guarded, start_calls
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 MOST_CHARACTERS = 16_384

@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
-from langchain_dpicl.backends.rows.rows import arun_guarded
-from langchain_dpicl.backends.sync_async import EffectGenerator, bare, public_call, run_async, run_engine, run_sync
+from langchain_dpicl.backends.sync_async import (
+    EffectGenerator,
+    arun_guarded,
+    bare,
+    public_call,
+    run_async,
+    run_engine,
+    run_sync,
+)
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]

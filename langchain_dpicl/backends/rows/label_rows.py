@@ -29,13 +29,13 @@ from langchain_dpicl.backends.base import (
     Token,
 )
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
-from langchain_dpicl.backends.rows.rows import Guarded
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     Blocking,
     Call,
     Effect,
     EffectGenerator,
+    Guarded,
     Outage,
     PublicAnswer,
     TopTokenRequest,

@@ -22,8 +22,7 @@ from langchain_dpicl.backends.base import Rows, check_whole
 from langchain_dpicl.backends.embedded import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.rows import Guarded
-from langchain_dpicl.backends.sync_async import Blocking, Call, Effect, EffectGenerator, Walk, start_calls
+from langchain_dpicl.backends.sync_async import Blocking, Call, Effect, EffectGenerator, Guarded, Walk, start_calls
 from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]

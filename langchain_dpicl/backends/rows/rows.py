@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,13 +31,12 @@ from langchain_dpicl.backends.sync_async import (
     PublicAnswer,
     TopTokenRequest,
     apublic_call,
+    arun_guarded,
     bare,
     cancel_to_completion,
     is_in_loop,
     public_call,
     public_failure,
-    run_async,
-    run_sync,
     start_calls,
     start_thread,
     stopping_calls,
@@ -45,38 +44,6 @@ from langchain_dpicl.backends.sync_async import (
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 T = TypeVar("T")
-
-
-async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
-    """Async twin of `run_guarded`; a cancellation stops only if this task was cancelled, else the row fails."""
-    stop: type[BaseException] | None = None
-    try:
-        return await action()
-    except KeyboardInterrupt:
-        stop = KeyboardInterrupt
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        stop = asyncio.CancelledError if task is not None and task.cancelling() else None
-    except BaseException:  # noqa: BLE001  see `run_guarded`
-        stop = None
-    if stop is not None:
-        raise stop
-    return None
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Guarded:
-    """Runs a private effect generator below `run_guarded`: None where it raised, and a stop without its frames."""
-
-    begin: Callable[[], EffectGenerator[Any]]
-
-    def run(self) -> Any:
-        """Runs, blocking."""
-        return run_guarded(lambda: run_sync(self.begin()))
-
-    async def arun(self) -> Any:
-        """Runs, awaiting."""
-        return await arun_guarded(lambda: run_async(self.begin()))
 
 
 @dataclass(slots=True, repr=False, eq=False)
