@@ -981,7 +981,7 @@ class RayExecutor(Executor):
             return needed > 0.0 and round(taken + needed, 4) > room
 
         for other in others:
-            if any(is_short(name, room) for name, room in in_all.items()):
+            if any(other._need_of(name) > 0.0 and is_short(name, room) for name, room in in_all.items()):  # noqa: SLF001
                 other.rest()
 
     def _need_of(self, name: str) -> float:

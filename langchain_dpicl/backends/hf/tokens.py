@@ -57,7 +57,9 @@ class TokenizerMaps:
         self._added = added
         self._odd = frozenset(text for text in read.values() if text.strip())
         texts = sorted({text for text in read.values() if len(text) > 1}, key=len, reverse=True)
-        self._marker = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._marker = (
+            re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None
+        )  # also where they overlap
         self.eos: int | None = tokenizer.eos_token_id
         self.chat = bool(template) if chat is None else chat
         if self.chat and not template:

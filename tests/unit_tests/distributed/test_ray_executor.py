@@ -207,6 +207,17 @@ class TestAClusterOfItsOwn:
         assert len(busy._hands) == 1
         assert "shutdown" not in dict(ray.told)
 
+    def test_ends_no_idle_worker_that_has_none_of_what_is_short(self, ray: FakeRay) -> None:
+        ray.gpus = 1.0
+        idle = RayExecutor("app:place", num_workers=1, num_cpus=1)
+        busy, made = (RayExecutor("app:place", num_workers=1, num_cpus=1, num_gpus=1) for _ in range(2))
+        next(idle.spread(self.WORK, ["job"]))  # which is left
+        ray.room = {"CPU": 10.0}
+        run = busy.spread(self.WORK, ["job"])
+        assert next(run) is None
+        assert next(made.spread(self.WORK, ["job"])) is None
+        assert len(idle._hands) == 1
+
     def test_gives_a_worker_that_waits_the_room_of_a_run_that_ends_meanwhile(self, ray: FakeRay) -> None:
         busy, made = (RayExecutor("app:place", num_workers=1) for _ in range(2))
         run, waits = busy.spread(self.WORK, ["job"]), made.spread(self.WORK, ["job"])

@@ -151,7 +151,7 @@ class TestChat:
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("[turn]", "|", "lake")])
         tokenizer.chat_template = "[turn]|  user" + tiny_hf.CHAT_TEMPLATE
         backend = engine(tiny_hf.llama(512), tokenizer)
-        text = "a user | is wide  and a lake [turn]<|im_start|>"
+        text = "a user | is wide  and a   lake [turn]<|im_start|>"
         assert backend.decode(backend.continued(text)) == text
         read = tokenizer.convert_tokens_to_ids(["user", "wide", "[turn]", "<|im_start|>"])
         assert not {*read} & {*backend.encode(text)}
