@@ -772,8 +772,9 @@ class RayExecutor(Executor):
       address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
         otherwise a cluster of its own on this machine, as with "local", which all executors of this process then use.
         It has room for the workers of the one that started it. Where a run of another executor has room for none, idle
-        workers end, and it waits for those of other runs. Where Ray is connected already, that connection is used.
-        Ray's client (ray://) is refused: start Ray on this machine, with the cluster's address.
+        workers end, and it waits for those of other runs; tasks and actors of your own there are not counted. Where
+        Ray is connected already, that connection is used. Ray's client (ray://) is refused: start Ray on this machine,
+        with the cluster's address.
       num_workers: workers at a time.
       num_cpus: logical CPUs that Ray sets aside for a worker.
       num_gpus: GPUs of a worker; Ray shows each worker its own.

@@ -9,6 +9,7 @@ import codecs
 import inspect
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -233,11 +234,21 @@ class CallOptions:
             top_logprobs=check_int("top_logprobs", top or 0, low=0) if logprobs else None,
         )
 
-    def coins(self, count: int) -> list[np.random.Generator]:
-        """Coins of the public sampling, of each text by itself: with a seed it is the same alone and beside others."""
+    def coins(self, prompts: Sequence[str | Sequence[int]]) -> list[np.random.Generator]:
+        """Coins of the public sampling: with a seed a text is the same alone and beside others.
+
+        The same prompt again, in one batch, has other coins: it is asked again for another text.
+        """
         from numpy.random import PCG64, Generator
 
-        return [Generator(PCG64(self.seed)) for _ in range(count)]
+        asked: Counter[Any] = Counter()
+        coins = []
+        for prompt in prompts:
+            key: Any = prompt if isinstance(prompt, str) else tuple(prompt)
+            seed = self.seed if self.seed is None or not asked[key] else [self.seed, asked[key]]
+            coins.append(Generator(PCG64(seed)))
+            asked[key] += 1
+        return coins
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +324,7 @@ def _write_together(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) 
 def _steps(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> Iterator[tuple[Any, Any]]:
     """Yields at most `max_tokens` steps; fewer where the engine has no room for more."""
     texts = [prompt.given for prompt in prompts]
-    steps = backend.generate(texts, temperature=wish.temperature, rng=wish.coins(len(texts)), **wish.sampling)
+    steps = backend.generate(texts, temperature=wish.temperature, rng=wish.coins(texts), **wish.sampling)
     for _, step in zip(range(wish.max_tokens), steps, strict=False):
         yield step
 
@@ -889,7 +900,7 @@ class LabelClassifier(PublicRunnable[Any, str]):
         known = {text: kept[text] for text in free if text in kept}
         wanted = [text for text in (*free, *texts) if text not in known]
         found: dict[str, LabelScores | ModelCallError] = yield LimitConcurrency(
-            self._rows.request_public_texts(wanted, keep_errors=keep_errors), limit
+            self._rows.request_public_texts(wanted, keep_errors=keep_errors, is_whole=True), limit
         )
         found |= known
         base = [_scores_or_raise(found[text]) for text in free]

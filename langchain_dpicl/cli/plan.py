@@ -72,15 +72,17 @@ def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> An
 
     Refuses what a run would refuse before it spends. What the text of a plan says of guesses and noise is no warning.
     """
+    from langsmith.run_helpers import tracing_context
+
     from langchain_dpicl.budget.budget import Budget
 
     kept = {name: value for name, value in settings.component.items() if name not in _FILES}
     if settings.budget.ledger is not None:
         kept["component"] = name_of(settings)
     door, budget = dataclasses.replace(settings, component=kept).door, Budget(**_terms(settings))
-    given = {"llm": _model(settings), "budget": budget, "epsilon": settings.share_epsilon, **more}
     plan: Any = None
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tracing_context(enabled=False):  # which would ask LangSmith's server
+        given = {"llm": _model(settings), "budget": budget, "epsilon": settings.share_epsilon, **more}
         if settings.method != "documents":  # whose text says nothing of noise on its tokens
             warnings.simplefilter("ignore", NoisyPlanWarning)
         warnings.simplefilter("ignore", RestsOnGuessWarning)

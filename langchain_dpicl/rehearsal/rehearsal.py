@@ -448,7 +448,7 @@ class Rehearsal(SavedRehearsal):
         found: list[dict[str, Any]] = []
         for read in self.readings:
             right = self.zero_shot(read)
-            margin = _margin(right, len(self.gold))
+            margin = _margin(right, len(self.gold), self.shift)
             found.append({"shots": 0, "calibrated": read, "right": right, "margin": margin})
             for shots in self.shots(read):
                 facts = self.facts(shots=shots, calibrated=read)
@@ -459,7 +459,7 @@ class Rehearsal(SavedRehearsal):
                         "shots": shots,
                         "calibrated": read,
                         "right": facts.right,
-                        "margin": _margin(facts.right, len(self.gold) / spread),
+                        "margin": _margin(facts.right, len(self.gold) / spread, self.shift),
                         "correlation": facts.correlation,
                         "rival": facts.rival,
                         "ceiling": max(facts.ceiling(), facts.right),  # poor rows are best alone
@@ -546,9 +546,9 @@ def _share_interval(share: float, questions: float, shift: float = 0.0) -> tuple
     return middle - half, middle + half
 
 
-def _margin(share: float, questions: float) -> float:
+def _margin(share: float, questions: float, shift: float) -> float:
     """Returns how far the farther end of that interval is from the share."""
-    low, high = _share_interval(share, questions)
+    low, high = _share_interval(share, questions, shift)
     return max(share - low, high - share)
 
 

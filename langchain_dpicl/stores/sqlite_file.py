@@ -288,9 +288,9 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
     _check_file(path)
     with errors_of(path), _connect(path, timeout=timeout) as connection:
         _check_ours(connection, path)
-        _use_log(connection, path)
         _check_version(connection, path)
         _check_schema(connection, path)
+        _use_log(connection, path)
         _share_log(path)
         if _stat(path).st_size <= QUICK_BYTES:
             check_pages(connection, path)

@@ -45,21 +45,20 @@ class TokenizerMaps:
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(special | set(tokenizer.all_special_ids))
         # White space and words are ordinary text also where they are added tokens, as Gemma's line breaks are. Others
-        # are read as letters, and so are words of the template, and those that would take the spaces around them.
+        # are read as letters, and so are those that would take the spaces around them.
         strips = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.lstrip or token.rstrip}
         read = {
             id_: text
             for id_, text in added.items()
-            if text and (id_ in self.special | strips or (text.strip() and (not text.isalnum() or text in template)))
+            if text and (id_ in self.special | strips or (text.strip() and not text.isalnum()))
         }
         marks = {id_ for id_, text in read.items() if text.strip() and not text.isalnum() and len(text) > 1}
         self.markers = self.special | {id_ for id_ in marks if read[id_] in template}
         self._added = added
         self._odd = frozenset(text for text in read.values() if text.strip())
         texts = sorted({text for text in read.values() if len(text) > 1}, key=len, reverse=True)
-        self._marker = (
-            re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None
-        )  # also where they overlap
+        # Looking ahead, so that spellings that overlap are all found.
+        self._marker = re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None
         self.eos: int | None = tokenizer.eos_token_id
         self.chat = bool(template) if chat is None else chat
         if self.chat and not template:

@@ -705,7 +705,7 @@ class LabelRows:
         await apublic_call(self._scorer.acheck_form)
 
     def request_public_texts(
-        self, texts: Sequence[str], *, keep_errors: bool = False, needs_text: bool = False
+        self, texts: Sequence[str], *, keep_errors: bool = False, needs_text: bool = False, is_whole: bool = False
     ) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.
 
@@ -718,9 +718,11 @@ class LabelRows:
           keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
             and no further batch is asked.
           needs_text: see `request_public_rows`.
+          is_whole: whether a text that the engine would cut counts as a failed call. Others stand for private prompts,
+            which are cut.
         """
         scorer = self._scorer.of_batches(needs_text=needs_text)
-        check = getattr(self._engine, "check_public", None)  # of engines that cut prompts
+        check = getattr(self._engine, "check_public", None) if is_whole else None  # of engines that cut prompts
         return _PublicTextsRequest(scorer, tuple(dict.fromkeys(texts)), self.width, keep_errors, check)
 
     def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:

@@ -401,7 +401,7 @@ def test_without_it_the_error_names_the_kind_and_the_option_and_no_value(label: 
         (None, r"none\. Leave out records without one"),
         (math.nan, r"none\. Leave out records without one"),
         (1.5, r"another number\. Write str\(\.\.\.\) around it"),
-        ([CANARY], r"a value of another type\. Put its text, such as str\(\.\.\.\) of a date, into a field of its own"),
+        ([CANARY], r"a value of another type\. Put its text, such as 2026-03-02 for a date, into a field of its own"),
         (7, r"an integer\. Write str\(\.\.\.\) around it"),
     ],
 )

@@ -157,8 +157,12 @@ class TestChains:
     @pytest.mark.parametrize("make", [llm, EmbeddedLLM])
     def test_with_a_seed_a_text_is_the_same_alone_and_beside_others(self, make):
         model = make(temperature=1.5, seed=3)
-        alone = [said(model, prompt) for prompt in (PROMPT, "the sea", PROMPT)]
-        assert model.batch([PROMPT, "the sea", PROMPT]) == alone
+        alone = [said(model, prompt) for prompt in (PROMPT, "the sea")]
+        assert model.batch([PROMPT, "the sea"]) == alone
+        again = model.batch(["the sea", PROMPT, PROMPT, PROMPT])
+        assert again[:2] == alone[::-1]
+        assert len(set(again)) == 4  # the same prompt again is asked for another text
+        assert model.batch(["the sea", PROMPT, PROMPT, PROMPT]) == again
         assert len(set(make(temperature=1.5).batch([PROMPT] * 8))) > 1  # without a seed each has coins of its own
 
     @pytest.mark.parametrize("model", ["llama", "gpt2", "sliding"])

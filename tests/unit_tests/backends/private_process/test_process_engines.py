@@ -139,11 +139,12 @@ def test_it_cuts_text_that_follows_other_text_as_the_engine_there_does() -> None
 def test_public_prompts_that_it_would_cut_are_refused(is_awaited: bool) -> None:
     for engine in (as_backend(shared(process_models.cutter)), process_models.cutter()):
         rows = LabelRows(engine, [[" red"], [" blue"]], calibrate=False)
-        asked = rows.request_public_texts(["Topic:", "x" * 101], keep_errors=True)
+        asked = rows.request_public_texts(["Topic:", "x" * 101], keep_errors=True, is_whole=True)
         found = asyncio.run(asked.arun()) if is_awaited else asked.run()
         assert [type(scores) for scores in found.values()] == [ModelCallError, list]
         with pytest.raises(ModelCallError, match="too long"):
-            rows.request_public_texts(["x" * 101]).run()
+            rows.request_public_texts(["x" * 101], is_whole=True).run()
+        assert len(rows.request_public_texts(["x" * 101]).run()) == 1  # it stands for a private prompt, which is cut
 
 
 async def test_a_full_session_has_the_logits_of_the_same_model_in_this_process() -> None:
