@@ -44,18 +44,14 @@ class TokenizerMaps:
         self._template = template
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(special | set(tokenizer.all_special_ids))
-        # White space and words are ordinary text also where they are added tokens, as Gemma's line breaks are. Others
+        # White space is ordinary text also where it is an added token, as Gemma's line breaks are. Other added tokens
         # are read as letters, and so are those that would take the spaces around them.
         strips = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.lstrip or token.rstrip}
-        read = {
-            id_: text
-            for id_, text in added.items()
-            if text and (id_ in self.special | strips or (text.strip() and not text.isalnum()))
-        }
-        marks = {id_ for id_, text in read.items() if text.strip() and not text.isalnum() and len(text) > 1}
-        self.markers = self.special | {id_ for id_ in marks if read[id_] in template}
+        read = {id_: text for id_, text in added.items() if text and (text.strip() or id_ in self.special | strips)}
+        odd = {id_: text for id_, text in read.items() if text.strip() and (id_ in self.special or not text.isalnum())}
+        self.markers = self.special | {id_ for id_, text in odd.items() if len(text) > 1 and text in template}
         self._added = added
-        self._odd = frozenset(text for text in read.values() if text.strip())
+        self._odd = frozenset(odd.values())
         texts = sorted({text for text in read.values() if len(text) > 1}, key=len, reverse=True)
         # Looking ahead, so that spellings that overlap are all found.
         self._marker = re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None

@@ -143,7 +143,7 @@ class TestChat:
 
     @pytest.mark.parametrize("is_special", [False, True])
     def test_added_tokens_that_would_change_a_text_are_read_as_letters(self, is_special):
-        """Tokens that take the spaces around them, and white space that is special; words are words."""
+        """Words, tokens that take the spaces around them, and white space that is special."""
         tokenizer = tiny_hf.byte_tokenizer()
         takes = {"lstrip": True, "rstrip": True, "normalized": False}
         tokenizer.add_tokens([AddedToken("user", normalized=False), AddedToken("wide", **takes)])
@@ -153,11 +153,10 @@ class TestChat:
         backend = engine(tiny_hf.llama(512), tokenizer)
         text = "a user | is wide  and a   lake [turn]<|im_start|>"
         assert backend.decode(backend.continued(text)) == text
-        read = tokenizer.convert_tokens_to_ids(["wide", "[turn]", "<|im_start|>"])
+        read = tokenizer.convert_tokens_to_ids(["user", "lake", "wide", "[turn]", "<|im_start|>"])
         assert not {*read} & {*backend.encode(text)}
-        assert {*tokenizer.convert_tokens_to_ids(["|", "lake", "user"])} <= {*backend.encode(text)} & {
-            *backend.vocabulary()
-        }
+        assert tokenizer.convert_tokens_to_ids("|") in {*backend.encode(text)} & {*backend.vocabulary()}
+        assert [id_ in backend.vocabulary() for id_ in read] == [True] * 3 + [False] * 2  # words may be written
 
     def test_a_long_message_is_cut_inside_its_frame(self):
         row = self.row(CHAT, LONG)
