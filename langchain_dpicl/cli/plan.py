@@ -31,6 +31,7 @@ from langchain_dpicl.exceptions import (
     RestsOnGuessWarning,
 )
 from langchain_dpicl.options import (
+    ConfidentGNMax,
     Decoding,
     Evolution,
     FewShotTask,
@@ -286,7 +287,9 @@ def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
 def _too_little_noise(settings: Settings, epsilon: float) -> ConfigurationError:
     """Returns the error of given noise that costs more than the share."""
     name, advice = "noise.multiplier", "Raise noise.multiplier, or leave it out."
-    if _given_noise(settings) is None:
+    if isinstance(settings.get("noise"), ConfidentGNMax):
+        name, advice = "noise.vote_stddev, noise.test_stddev", "Raise them."
+    elif _given_noise(settings) is None:
         name = "noise.clip, decoding.temperature"
         advice = "Give one of the two, or raise the temperature or rows.slots."
     found = float(format_rounded_up(epsilon))
@@ -330,10 +333,11 @@ def declared(settings: Settings, labels: Sequence[str] = ()) -> PrivateExamples:
     What a plan can do without is filled in: the field of the label, and `labels` where none are named.
     """
     data = settings.data
+    label_key = data.label_key or ("label" if data.text_key != "label" else "label of the text")
     if data.num_labels():
-        data = data.replace(label_key=data.label_key or "label")
+        data = data.replace(label_key=label_key)
     elif labels and (settings.get("task") or FewShotTask()).labels is None:
-        data = data.replace(label_key=data.label_key or "label", labels=tuple(labels))
+        data = data.replace(label_key=label_key, labels=tuple(labels))
     made_up: Sequence[Any] = ()
     if settings.adjacency == "replace_one" and getattr(settings.get("rows"), "sampling", None) in _COUNTED:
         data = data.replace(unit_key=None, records_per_unit=None)

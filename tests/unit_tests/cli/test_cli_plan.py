@@ -165,3 +165,16 @@ def test_guesses_and_noise_are_told_once(capsys: pytest.CaptureFixture[str]) -> 
         said = capsys.readouterr()
         assert said.out.count("do not spend like this") == 1
         assert not said.err
+
+
+def test_two_thresholds_that_cost_too_much_are_named_by_their_own_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "plan --method pate --public-inputs 100 --public-size 2000 --epsilon 1 --delta 1e-6 --set guess.labels=2"
+    noise = "--set noise.threshold=10.0 --set noise.test_stddev=2.0 --set noise.vote_stddev=1.0"
+    assert main(f"{command} {noise}".split()) == 2
+    assert "noise.vote_stddev, noise.test_stddev: expected noise that costs at most" in capsys.readouterr().err
+
+
+def test_texts_may_stand_under_label(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "plan --method voting --public-size 2000 --max-queries 10 --epsilon 1 --delta 1e-6 --set guess.labels=3"
+    assert main(f"{command} --no-compare --set data.text_key=label".split()) == 0
+    assert "epsilon" in capsys.readouterr().out
