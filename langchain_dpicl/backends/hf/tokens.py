@@ -53,8 +53,7 @@ class TokenizerMaps:
         self._added = added
         self._odd = frozenset(odd.values())
         texts = sorted({text for text in read.values() if len(text) > 1}, key=len, reverse=True)
-        # Looking ahead, so that spellings that overlap are all found.
-        self._marker = re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None
+        self._marker = re.compile("|".join(map(re.escape, texts))) if texts else None
         self.eos: int | None = tokenizer.eos_token_id
         self.chat = bool(template) if chat is None else chat
         if self.chat and not template:
@@ -135,10 +134,11 @@ class TokenizerMaps:
         """Yields a text in pieces without special tokens; broken characters are replaced."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         begin = 0
-        if self._marker is not None:
-            for marker in self._marker.finditer(text):
-                yield text[begin : marker.start() + 1]
-                begin = marker.start() + 1
+        # From the next character on, so that spellings that overlap are all found. Looking ahead in one pattern would
+        # try every spelling at every place, and there may be thousands.
+        while self._marker is not None and (marker := self._marker.search(text, begin)):
+            yield text[begin : marker.start() + 1]
+            begin = marker.start() + 1
         yield text[begin:]
 
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
