@@ -79,7 +79,8 @@ _NEEDED = ("generate", "encode", "count_tokens", "token_bytes", "eos", "name")
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 _STOCK = frozenset({"model", "timeout", "max_retries", "api_key", "base_url", "streaming"})
 """What LangChain's classes take for a server; a model in this process has no use for it."""
-_ASKED = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs", "top_logprobs")
+_FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+_ASKED = (*_FIELDS, "logprobs", "top_logprobs")
 """The options of one call, besides `stop`."""
 _PASSED_ON = _STOCK | {"stream", "ls_structured_output_format"}
 """What else may come with a call, without effect here: LangChain reads some of it, and passes all on."""
@@ -235,9 +236,9 @@ class CallOptions:
         )
 
     def coins(self, prompts: Sequence[str | Sequence[int]]) -> list[np.random.Generator]:
-        """Coins of the public sampling: with a seed a text is the same alone and beside others.
+        """Coins of the public sampling: with a seed those of a text are the same alone and beside others.
 
-        The same prompt again, in one batch, has other coins: it is asked again for another text.
+        The same prompt again, in one call, has other coins: it is asked again for another text.
         """
         from numpy.random import PCG64, Generator
 
@@ -291,7 +292,7 @@ def write(backend: Any, prompt: Prompt, wish: CallOptions) -> Iterator[TextPiece
     Text that may become a stop string is held back until it is known not to.
     """
     row = _TextInProgress(backend, prompt, wish)
-    for tokens, shares in _steps(backend, [prompt], wish):
+    for tokens, shares in _steps(backend, [prompt.given], wish, wish.coins([prompt.given])):
         yield row.add(int(tokens[0]), shares[0])
         if row.finished:
             return
@@ -301,17 +302,21 @@ def write(backend: Any, prompt: Prompt, wish: CallOptions) -> Iterator[TextPiece
 def write_all(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> list[GeneratedText]:
     """Returns one text per prompt."""
     texts: list[GeneratedText] = []
+    coins = wish.coins([prompt.given for prompt in prompts])
     for first in range(0, len(prompts), ROWS):
-        block = partial(_write_together, backend, prompts[first : first + ROWS], wish)
+        rows = slice(first, first + ROWS)
+        block = partial(_write_together, backend, prompts[rows], wish, coins[rows])
         by_itself = getattr(backend, "by_itself", None) if is_inside_call() else None
         texts += block() if by_itself is None else by_itself(block)
     return texts
 
 
-def _write_together(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> list[GeneratedText]:
+def _write_together(
+    backend: Any, prompts: Sequence[Prompt], wish: CallOptions, coins: Sequence[np.random.Generator]
+) -> list[GeneratedText]:
     rows = [_TextInProgress(backend, prompt, wish) for prompt in prompts]
     pieces: list[list[TextPiece]] = [[] for _ in prompts]
-    for tokens, shares in _steps(backend, prompts, wish):
+    for tokens, shares in _steps(backend, [prompt.given for prompt in prompts], wish, coins):
         for place in [place for place, row in enumerate(rows) if not row.finished]:
             pieces[place].append(rows[place].add(int(tokens[place]), shares[place]))
         if all(row.finished for row in rows):
@@ -321,10 +326,14 @@ def _write_together(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) 
     return [GeneratedText.of(one, wish) for one in pieces]
 
 
-def _steps(backend: Any, prompts: Sequence[Prompt], wish: CallOptions) -> Iterator[tuple[Any, Any]]:
+def _steps(
+    backend: Any,
+    texts: Sequence[str | Sequence[int]],
+    wish: CallOptions,
+    coins: Sequence[np.random.Generator],
+) -> Iterator[tuple[Any, Any]]:
     """Yields at most `max_tokens` steps; fewer where the engine has no room for more."""
-    texts = [prompt.given for prompt in prompts]
-    steps = backend.generate(texts, temperature=wish.temperature, rng=wish.coins(texts), **wish.sampling)
+    steps = backend.generate(texts, temperature=wish.temperature, rng=coins, **wish.sampling)
     for _, step in zip(range(wish.max_tokens), steps, strict=False):
         yield step
 
@@ -459,6 +468,27 @@ def flatten_messages(messages: Sequence[BaseMessage]) -> str:
 class _ServedLLM(ServedFields, BaseLLM):
     """A completion model around an engine."""
 
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Returns texts, as `BaseLLM.generate`."""
+        model, kwargs = self._of_call(kwargs)
+        return super(_ServedLLM, model).generate(*args, **kwargs)
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Async twin of `generate`."""
+        model, kwargs = self._of_call(kwargs)
+        return await super(_ServedLLM, model).agenerate(*args, **kwargs)
+
+    def _of_call(self, kwargs: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """Returns this model with the options of a call as its fields, and what remains of them.
+
+        LangChain's cache tells completion models apart by their fields, and does not look at the options of a call.
+        """
+        fields = {name: kwargs[name] for name in _FIELDS if kwargs.get(name) is not None}
+        if kwargs.get("logprobs"):
+            fields["cache"] = False
+        model = self.model_copy(update=fields) if fields else self
+        return model, {name: value for name, value in kwargs.items() if name not in _FIELDS}
+
     def _generate(
         self,
         prompts: list[str],
@@ -570,7 +600,8 @@ class LocalLLM(_ServedLLM):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time. A model in
+        half precision may write otherwise beside other prompts.
       stop: strings that end a completion, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded import EmbeddedModel
@@ -610,7 +641,8 @@ class ChatLocal(_ServedChat):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time. A model in
+        half precision may write otherwise beside other prompts.
       stop: strings that end an answer, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded import EmbeddedModel

@@ -164,6 +164,8 @@ class TestChains:
         assert len(set(again)) == 4  # the same prompt again is asked for another text
         assert model.batch(["the sea", PROMPT, PROMPT, PROMPT]) == again
         assert len(set(make(temperature=1.5).batch([PROMPT] * 8))) > 1  # without a seed each has coins of its own
+        many = model.batch([PROMPT] * 20)
+        assert set(many[:4]).isdisjoint(many[16:])  # they are written in blocks
 
     @pytest.mark.parametrize("model", ["llama", "gpt2", "sliding"])
     def test_a_text_has_the_room_of_its_own_prompt_beside_a_longer_one(self, model):
@@ -175,6 +177,8 @@ class TestChains:
         prompts = [PROMPT * 9, "the sea", PROMPT * 2, "a"]
         assert [num_tokens(written, [prompt]) for prompt in prompts] == [5, 40, 35, 40]
         assert num_tokens(written, prompts) == 5 + 40 + 35 + 40
+        complete = functools.partial(backend.complete, max_tokens=40, public=True)
+        assert complete(prompts) == [complete([prompt])[0] for prompt in prompts]
         assert written.batch(prompts) == [said(written, prompt) for prompt in prompts]
 
     def test_the_first_calls_of_an_engine_may_come_at_once(self):
@@ -365,6 +369,19 @@ class TestChatDetails:
         said(make(cache=cache, temperature=3.0, top_p=0.5))
         said(make(cache=cache, temperature=3.0, stop=["zq"]))
         assert len(cache._cache) == 4
+
+    async def test_a_cache_tells_the_options_of_calls_apart(self):
+        cache = InMemoryCache()
+        model = EmbeddedLLM(cache=cache, max_tokens=3)
+        short, other = model.bind(max_tokens=1), model.bind(temperature=3.0, seed=7)
+        texts = [one.invoke(PROMPT) for one in (model, short, other)]
+        assert len(set(texts)) == len(cache._cache) == 3
+        assert [await one.ainvoke(PROMPT) for one in (model, short, other)] == texts
+        assert [one.invoke(PROMPT, max_tokens=None) for one in (model, short, other)] != texts
+        assert len(cache._cache) == 3
+        info = model.generate([PROMPT], logprobs=True, top_logprobs=2).generations[0][0].generation_info
+        assert info["logprobs"]
+        assert len(cache._cache) == 3
 
     def test_a_cache_tells_models_of_one_name_apart(self):
         quiet = tiny_hf.byte_tokenizer(chat=True)
