@@ -600,8 +600,8 @@ class LocalLLM(_ServedLLM):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time. A model in
-        half precision may write otherwise beside other prompts.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time. A model
+        in half precision may write otherwise beside other prompts.
       stop: strings that end a completion, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded import EmbeddedModel
@@ -641,8 +641,8 @@ class ChatLocal(_ServedChat):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time. A model in
-        half precision may write otherwise beside other prompts.
+      seed: of each text's sampling at temperature > 0, which gives no privacy; None: another sample each time. A model
+        in half precision may write otherwise beside other prompts.
       stop: strings that end an answer, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded import EmbeddedModel

@@ -270,13 +270,13 @@ async def run_to_completion(
         except asyncio.CancelledError as error:
             stop = error
             if is_optional and future.cancel():
-                return future.result, stop
+                break
             has_ended = future.done()
         except GeneratorExit:
             if if_left is not None:
                 future.add_done_callback(partial(_run_unawaited_after, if_left))
             raise
-    if stop is not None:
+    if stop is not None and not future.cancelled():
         stop.__cause__ = future.exception()
     try:
         return future.result, stop
