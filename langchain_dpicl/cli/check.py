@@ -65,6 +65,7 @@ from langchain_dpicl.privacy.private_examples import (
     label_text,
     make_declaration,
     read_record,
+    unit_label,
     unit_name,
 )
 from langchain_dpicl.reports.rendering import format_rounded_up
@@ -412,12 +413,14 @@ def _size_of(data: Data, found: _Found, labels: Sequence[str] | None) -> Any:
     names = range(len(found.records)) if data.unit_key is None else [
         unit_name(value) for _, value in found.values(data.unit_key)
     ]  # fmt: skip
-    units = dict.fromkeys(names)
-    total = _round(len(units))
+    total = _round(len(set(names)))
     if labels is None or data.label_key is None:
         return total
-    values = [label_text(value) if _is_label(value) else None for _, value in found.values(data.label_key)]
-    counts = Counter(label for _, label in dict.fromkeys(zip(names, values, strict=True)))
+    own: dict[Any, list[str]] = defaultdict(list)
+    for name, (_, value) in zip(names, found.values(data.label_key), strict=True):
+        if _is_label(value) and (label := label_text(value)) in labels:
+            own[name].append(label)
+    counts = Counter(unit_label(each, tuple(labels)) for each in own.values())
     sizes = {label: _round(counts[label]) for label in labels}
     is_uneven = max(sizes.values()) > _UNEVEN * min(sizes.values())
     return sizes if is_uneven else total

@@ -271,6 +271,14 @@ def test_persons_are_counted_with_what_becomes_of_their_records(check: Any, tmp_
     assert "with several labels: 1, each keeps" in out
 
 
+def test_a_person_counts_for_its_most_frequent_label_alone(check: Any, tmp_path: Path) -> None:
+    queues = ["w"] * 2 + ["x"]
+    records = [{"text": "a", "user": f"u{user}", "queue": queue} for user in range(40) for queue in queues]
+    records += [{"text": "a", "user": f"v{user}", "queue": "x"} for user in range(10)]
+    path = written(tmp_path / "r.jsonl", records)
+    assert "public_size = {w = 40, x = 10}" in check(path, "--unit-key", "user", "--label-key", "queue")
+
+
 def test_a_second_text_is_named_until_it_is_declared(check: Any, tmp_path: Path) -> None:
     records = [{"premise": f"it is {n}", "claim": f"is it {n}", "label": "a b", "place": "a town"} for n in range(9)]
     path = written(tmp_path / "r.jsonl", records)
