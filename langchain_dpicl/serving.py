@@ -932,7 +932,7 @@ class LabelClassifier(PublicRunnable[Any, str]):
         known = {text: kept[text] for text in free if text in kept}
         wanted = [text for text in (*free, *texts) if text not in known]
         found: dict[str, LabelScores | ModelCallError] = yield LimitConcurrency(
-            self._rows.request_public_texts(wanted, keep_errors=keep_errors, is_whole=True), limit
+            self._rows.request_public_texts(wanted, is_whole=True, keep_errors=keep_errors), limit
         )
         found |= known
         base = [_scores_or_raise(found[text]) for text in free]

@@ -561,7 +561,7 @@ class _LabelReader:
     def probabilities(self, texts: Sequence[str], prompts: Callable[[Sequence[str]], list[str]]) -> Rows:
         """Returns float64[texts, labels]."""
         free, asked = prompts(self._content_free), prompts(texts)
-        scores = LimitConcurrency(self._rows.request_public_texts([*asked, *free]), self._limit).run()
+        scores = LimitConcurrency(self._rows.request_public_texts([*asked, *free], is_whole=True), self._limit).run()
         nothing = [scores[prompt] for prompt in free]
         return np.array([self._rows.calibrated(scores[prompt], nothing) for prompt in asked], dtype=np.float64)
 

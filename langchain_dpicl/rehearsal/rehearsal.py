@@ -910,7 +910,7 @@ class _Asking:
         texts = list(dict.fromkeys(text for prompt in prompts for text in prompt))
         for first in range(0, len(texts), _BATCH):
             part = texts[first : first + _BATCH]
-            scores |= yield LimitConcurrency(self.scorer.request_public_texts(part), limit)
+            scores |= yield LimitConcurrency(self.scorer.request_public_texts(part, is_whole=False), limit)
             for _ in part:
                 tick(bar)
         out = {}

@@ -672,7 +672,9 @@ class LabelRows:
     ) -> EffectGenerator[NDArray[np.float64]]:
         asked = [row if self._calibrate else row[:1] for row in prompts]
         texts = [text for row in asked for text in row]
-        scores: Mapping[str, LabelScores] = yield self.request_public_texts(texts, needs_text=needs_text)
+        scores: Mapping[str, LabelScores] = yield self.request_public_texts(
+            texts, is_whole=False, needs_text=needs_text
+        )
         rows = [self.calibrated(scores[own], [scores[text] for text in free]) for own, *free in asked]
         labels = self.width - self._other  # a column behind them counts answers without one
         if not all(any(row[:labels]) for row in rows):
@@ -705,7 +707,7 @@ class LabelRows:
         await apublic_call(self._scorer.acheck_form)
 
     def request_public_texts(
-        self, texts: Sequence[str], *, keep_errors: bool = False, needs_text: bool = False, is_whole: bool = False
+        self, texts: Sequence[str], *, is_whole: bool, keep_errors: bool = False, needs_text: bool = False
     ) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.
 
@@ -715,11 +717,11 @@ class LabelRows:
 
         Args:
           texts: complete prompts.
+          is_whole: whether a text that the engine would cut counts as a failed call. Those that stand for private
+            prompts are cut as these are.
           keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
             and no further batch is asked.
           needs_text: see `request_public_rows`.
-          is_whole: whether a text that the engine would cut counts as a failed call. Others stand for private prompts,
-            which are cut.
         """
         scorer = self._scorer.of_batches(needs_text=needs_text)
         check = getattr(self._engine, "check_public", None) if is_whole else None  # of engines that cut prompts

@@ -113,6 +113,17 @@ class TestRealPrompts:
         with pytest.raises(ModelCallError):
             target.build(RECORDS)(["a"])
 
+    def test_a_prompt_that_the_engine_would_cut_is_refused(self) -> None:
+        class Short(Reader):
+            def check_public(self, prompt: str) -> None:
+                if len(prompt) > 60:
+                    raise ModelCallError("expected a shorter prompt")
+
+        target = few_shot_without_privacy(Short(), labels=LABELS, **WORDING)
+        assert len(target.build(RECORDS)(["a"])) == 1
+        with pytest.raises(ModelCallError, match="a shorter prompt"):  # a record that is cut out looks like no member
+            target.build(RECORDS * 2)(["a"])
+
     @pytest.mark.parametrize("make", ["real", "released"])
     def test_text_votes_are_not_calibrated(self, make: str) -> None:
         model = FakeListChatModel(responses=["card"])

@@ -144,7 +144,9 @@ def test_public_prompts_that_it_would_cut_are_refused(is_awaited: bool) -> None:
         assert [type(scores) for scores in found.values()] == [ModelCallError, list]
         with pytest.raises(ModelCallError, match="too long"):
             rows.request_public_texts(["x" * 101], is_whole=True).run()
-        assert len(rows.request_public_texts(["x" * 101]).run()) == 1  # it stands for a private prompt, which is cut
+        assert (
+            len(rows.request_public_texts(["x" * 101], is_whole=False).run()) == 1
+        )  # it stands for a private prompt, which is cut
 
 
 async def test_a_full_session_has_the_logits_of_the_same_model_in_this_process() -> None:
