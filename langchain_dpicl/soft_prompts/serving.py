@@ -57,7 +57,7 @@ class SoftPromptBackend(Uncopyable):
       fills_template: whether a text is put into the template; None: if the template has one text field. If False,
         texts are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
       max_new_tokens: initial room for generated tokens; it grows as far as the model's context and the longest text of
-        the batch allow.
+        the batch allow, and is less where a text leaves less.
 
     Raises:
       ConfigurationError: an unknown name, a prompt of another model, tokenizer or kind, or one that leaves no room for
@@ -220,7 +220,7 @@ class SoftPromptBackend(Uncopyable):
     def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
         """Returns the ids of a row behind its soft prompt."""
         is_filled = self.fills_template and isinstance(prompt, str)  # and cut, to the length of training
-        used = self.prompts[name].num_virtual_tokens + (0 if is_filled else self.max_new_tokens)
+        used = self.prompts[name].num_virtual_tokens + (0 if is_filled else 1)  # a text that fits is not cut
         cap = None if self._room.limit is None else max(self._room.limit - used, 1)
         return self._room.ids(prompt, name if is_filled else None, cap=cap)
 

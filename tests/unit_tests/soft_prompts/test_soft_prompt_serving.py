@@ -285,6 +285,18 @@ def test_a_filled_template_is_read_whole_where_the_context_has_room_for_it(task:
     assert [tokens.tolist() for tokens, _ in steps] == [next(wide)[0].tolist() for _ in steps]
 
 
+def test_a_text_that_fits_is_not_cut_for_tokens_that_an_answer_may_not_need() -> None:
+    small = HuggingFaceBackend(tiny_tuning.llama(context=48), tokenizer(), max_prompt_tokens=24, max_new_tokens=8)
+    engines = [
+        SoftPromptBackend(small, prompt("llama", "soft_prompt"), fills_template=False, max_new_tokens=n)
+        for n in (8, 99)
+    ]
+    text = "the sea is blue and wide"
+    few, many = (list(engine.generate([text])) for engine in engines)
+    assert [tokens.tolist() for tokens, _ in few] == [tokens.tolist() for tokens, _ in many]
+    assert len(many) == 48 - 3 - len(engines[0].encode(text)) + 1
+
+
 def test_texts_are_plain_text_and_the_context_is_kept() -> None:
     small = tiny_tuning.llama(context=48)
     served = SoftPromptBackend(
