@@ -345,7 +345,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     finally:
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
-        has_some = has_some or run.is_finished or bool(getattr(run, "topics", ())) or _has_words(run)
+        has_some = has_some or _holds_paid(run, call.settings.method)
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result, call.settings.method)):
             save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
@@ -360,9 +360,12 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     return code
 
 
-def _has_words(run: Any) -> bool:
-    """Whether a run holds released words that it has not yielded, since their pairs are missing."""
-    return any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
+def _holds_paid(run: Any, method: str) -> bool:
+    """Whether a run holds what was paid for and it has not yielded: words without pairs, what its checkpoint holds."""
+    if run.is_finished or getattr(run, "topics", ()) or getattr(run, "step", 0):
+        return True
+    has_words = any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
+    return has_words or (method in _GROWS and _is_paid(run.result, method))
 
 
 def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:
@@ -375,8 +378,10 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
         return "The same command continues where this one stopped."
     if is_durable and "checkpoint" not in call.arguments:
         return f"The same command{' with another --out' if has_some else ''} releases what is left, if anything is."
-    if is_durable:
+    if is_durable and call.settings.get("checkpoint") is None:
         return "With --checkpoint FILE from the start the same command continues where it stopped."
+    if is_durable:
+        return "The same command continues where this one stopped, if tickets are left."
     return "A new run starts over, on a budget of its own."
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
@@ -17,6 +19,7 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.released.labelled_pool import LabelledPool
 from langchain_dpicl.released.soft_prompt import SoftPrompt
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.gradient_doubles import LogisticEngine
 
 CANARY = "canary-7f3a"
@@ -187,6 +190,35 @@ def test_a_prompt_is_trained_and_saved(folder: Path, capsys: pytest.CaptureFixtu
     assert train_engine(folder, "--out", "soft") == 2
     assert "--out: expected a file that does not exist yet, found 'soft/soft_prompt.json'" in capsys.readouterr().err
     assert (folder / "soft" / "soft_prompt.json").read_bytes() == kept
+
+
+def test_a_prompt_whose_last_step_was_paid_in_vain_is_saved_by_the_next_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    kept = ("--ledger", "ledger.db", "--component", "soft", "--checkpoint", "kept", "--out", "soft", "--delta", "1e-7")
+    made = PromptDPSGD._keep
+
+    def stops(self: PromptDPSGD, *given: Any) -> Any:
+        if self.step == 2:  # as a process that is killed there
+            raise KeyboardInterrupt
+        return made(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptDPSGD, "_keep", stops)
+        assert train_engine(folder, *kept) == 130
+    shutil.rmtree(folder / "soft")
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+    capsys.readouterr()
+    assert train_engine(folder, *kept) == 4
+    said = capsys.readouterr().err
+    assert "What was released is saved in soft. The same command continues where this one stopped, if tickets" in said
+    assert SoftPrompt.load(folder / "soft").report["step"] == 2
+    monkeypatch.setattr(PromptDPSGD, "step", property(lambda _: 1))  # as with an older copy of the checkpoint
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+    assert train_engine(folder, *kept) == 2
+    assert "--checkpoint: expected all 2 steps of the prompt in 'soft', found 1." in capsys.readouterr().err
+    assert SoftPrompt.load(folder / "soft").report["step"] == 2
 
 
 @pytest.mark.parametrize(
