@@ -98,9 +98,10 @@ class TokenizerMaps:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a plain text."""
-        ids: list[int] = []
-        for piece in self._plain(text):
-            ids += self._ids(piece, False)
+        first, *others = self._plain(text)
+        ids = self._ids(first, False)
+        for piece in others:
+            ids += self._ids_behind(piece)
         return [id_ for id_ in ids if id_ not in self.markers]
 
     def knows(self, text: str) -> bool:
@@ -114,13 +115,16 @@ class TokenizerMaps:
 
     def continued(self, text: str) -> list[int]:
         """Returns the ids of a text that follows other text: no space is added before it."""
-        if not self._begins_with_space:
-            return self.encode(text)
-        for anchor in _ANCHORS:
-            alone, both = self.encode(anchor), self.encode(anchor + text)
-            if both[: len(alone)] == alone:
-                return both[len(alone) :]
-        return self.encode(text)
+        ids = [id_ for piece in self._plain(text) for id_ in self._ids_behind(piece)]
+        return [id_ for id_ in ids if id_ not in self.markers]
+
+    def _ids_behind(self, piece: str) -> list[int]:
+        if self._begins_with_space:
+            for anchor in _ANCHORS:
+                alone, both = self._ids(anchor, False), self._ids(anchor + piece, False)
+                if both[: len(alone)] == alone:
+                    return both[len(alone) :]
+        return self._ids(piece, False)
 
     def count(self, text: str) -> int:
         """Returns the number of tokens of a text."""
@@ -128,7 +132,7 @@ class TokenizerMaps:
 
     @functools.cached_property
     def _begins_with_space(self) -> bool:
-        return b"".join(self.token_bytes[id_] for id_ in self.encode("a")) != b"a"
+        return b"".join(self.token_bytes[id_] for id_ in self._ids("a", False)) != b"a"
 
     def _plain(self, text: str) -> Iterator[str]:
         """Yields a text in pieces without special tokens; broken characters are replaced."""

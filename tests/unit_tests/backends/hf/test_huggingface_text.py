@@ -16,6 +16,7 @@ from tokenizers import AddedToken  # noqa: E402
 
 from langchain_dpicl.backends.hf.completion import CompletionRequest, _Text  # noqa: E402
 from langchain_dpicl.backends.hf.engine import BLOCK  # noqa: E402
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps  # noqa: E402
 from langchain_dpicl.backends.hf.vocabulary import SamplingOptions  # noqa: E402
 from langchain_dpicl.exceptions import ConfigurationError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
@@ -157,6 +158,15 @@ class TestChat:
         assert not {*read} & {*backend.encode(text)}
         assert tokenizer.convert_tokens_to_ids("|") in {*backend.encode(text)} & {*backend.vocabulary()}
         assert [id_ in backend.vocabulary() for id_ in read] == [True] * 3 + [False] * 2  # words may be written
+
+    @pytest.mark.parametrize("always_prepends", [False, True])
+    def test_no_space_is_added_where_a_text_is_cut_at_an_added_token(self, always_prepends):
+        tokenizer = tiny_hf.piece_tokenizer(always_prepends=always_prepends)
+        tokenizer.add_tokens([AddedToken("[x]", normalized=False), AddedToken("lake", normalized=False)])
+        tokens = TokenizerMaps(tokenizer, chat=False)
+        text = "the lakes: lake [x][x] a <s>old</s> price"
+        for ids, read in ((tokens.encode(text), f" {text}"), (tokens.continued(text), text)):
+            assert b"".join(tokens.token_bytes[id_] for id_ in ids).decode() == read
 
     def test_a_long_message_is_cut_inside_its_frame(self):
         row = self.row(CHAT, LONG)
