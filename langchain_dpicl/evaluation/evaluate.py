@@ -115,9 +115,13 @@ class OneRelease(ReleaseRun[T, Result]):
         return not self.is_finished and self.share.remaining(self._kind.template, label=self._kind.label) < 1
 
     def _make(self, item: OneResult[T], call: RunCall) -> EffectGenerator[None]:
-        kind = self._kind
-        item.ticket = ticket = yield Blocking(lambda: self.share.reserve(kind.template, label=kind.label))
-        call.events.tickets += 1
+        def reserve() -> Reservation:
+            # Kept in the thread: a cancellation that comes meanwhile is raised in place of what it returns.
+            item.ticket = self.share.reserve(self._kind.template, label=self._kind.label)
+            call.events.tickets += 1
+            return item.ticket
+
+        ticket = yield Blocking(reserve)
         yield from self._release(ticket, item.keep)
         call.tick()
 

@@ -15,6 +15,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.language_models.llms import LLM
 
 from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.evaluation import Exact, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
 from langchain_dpicl.evaluation.chains import DEFAULT_CONCURRENCY
 from langchain_dpicl.exceptions import DPICLError, LedgerError
@@ -119,6 +120,28 @@ def test_calls_that_waited_for_one_that_failed_pay_once_together():
         assert isinstance(first.exception(60), DPICLError)
         assert len({str(each.result(60).tables) for each in others}) == 1
     assert round(20.0 - budget.remaining_epsilon, 2) == 0.5
+
+
+async def test_a_ticket_whose_reservation_was_cancelled_is_there_for_the_next_call(tmp_path, monkeypatch):
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "b.db", epsilon=8.0, delta=1e-6)
+    given = {"chain": TEMPLATE | MODEL, "evaluators": EXACT, "private": few(), "budget": budget, "epsilon": 0.5}
+    reserve, loop = Share.reserve, asyncio.get_running_loop()
+
+    def reserve_while_cancelled(*args, **kwargs):
+        made = reserve(*args, **kwargs)
+        loop.call_soon_threadsafe(task.cancel)
+        time.sleep(0.2)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Share, "reserve", reserve_while_cancelled)
+        task = asyncio.create_task(dp_aevaluate(**given))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await dp_aevaluate(**given)
+    use = budget.budget.use()
+    assert (list(use.tickets), use.tickets["evaluation"].committed) == (["evaluation"], 1)
+    budget.budget.close()
 
 
 @pytest.mark.parametrize("ask", [dp_evaluate, dp_choose])
