@@ -22,6 +22,7 @@ from langchain_dpicl.privacy._validate import (
     Adjacency,
     Amount,
     check_epsilon,
+    check_flag,
     check_int,
     check_name,
     check_real,
@@ -399,7 +400,7 @@ class Budget(LedgerBudget):
         adopt_anchor: bool = False,
         most_held: int = MOST_HELD,
     ) -> None:
-        self._anchor, self._adopts = check_anchor(anchor), adopt_anchor
+        self._anchor, self._adopts = check_anchor(anchor), check_flag("adopt_anchor", adopt_anchor)
         self._most_held = check_int("most_held", most_held, low=1)
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "per": per}
         super().__init__(**limits, store=store, name=name, about=about)
@@ -697,6 +698,7 @@ class Budget(LedgerBudget):
         Raises:
           LedgerError: they cannot be read.
         """
+        check_int("after", after, low=0)
         return self._store.records(after)
 
     def tenants(self) -> dict[str, dict[str, int]]:

@@ -367,6 +367,21 @@ def test_the_shared_handler_has_both() -> None:
     assert seen == [handler.use()]
 
 
+# --- what is typed in the wrong place is refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [-1, None, "1", 1.5])
+def test_lines_come_behind_a_number(budget: Budget, after: Any) -> None:
+    with pytest.raises(ConfigurationError, match="after: expected"):
+        budget.lines(after=after)
+
+
+@pytest.mark.parametrize("adopts", ["0", "no", 1, None])
+def test_an_anchor_is_adopted_by_true_alone(adopts: Any) -> None:
+    with pytest.raises(ConfigurationError, match="adopt_anchor: expected"):
+        Budget(**LIMITS, adopt_anchor=adopts)
+
+
 # --- dangling ---------------------------------------------------------------------------------------------------------
 
 
