@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._opaque import PerProcess, Uncopyable
 from langchain_dpicl.backends.resolve import as_embeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.backends.sync_async import EffectGenerator, awaitable, check_silent, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import NoisyPlanWarning, PrivacyBudgetExceededError
 from langchain_dpicl.free_form import (
     MOST_OWED,
     AnswerMaker,
@@ -531,6 +532,22 @@ def least_votes(answers: LabelAnswers, plan: RetrievalPlan) -> float | None:
     return plan.noise_floor if answers.min_votes is None else answers.min_votes
 
 
+def warn_of_noise(plan: RetrievalPlan, floor: float) -> None:
+    """Warns the program, before it pays, where no query can be answered, however many documents are near to it.
+
+    Args:
+      plan: of the answers.
+      floor: votes that noise alone reaches in one of twenty queries.
+    """
+    slots = plan.release.num_slots
+    most = plan.public_size if slots is None else slots
+    if floor > most:
+        more = "" if slots is None or slots >= plan.public_size else ", more slots"
+        said = f"Noise alone reaches {floor:.0f} votes in one of twenty queries, more than the {most:,} rows of a query"
+        advice = f"Give fewer participations{more} or a larger epsilon."
+        warn_caller(NoisyPlanWarning(f"{said}, so that no answer says anything about the documents. {advice}"))
+
+
 def open_balances(
     balances: Any, *, private: PrivateExamples, budget: Budget, component: str | None
 ) -> SQLiteBalances | None:
@@ -734,6 +751,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
         texts = similar_texts(private, near)
         voted, scorer, reading = reader_of(llm, voted, is_wanted=wanted.calibrate)
         least = least_votes(wanted, plan)
+        warn_of_noise(plan, plan.noise_floor)
         report = {**plan.to_dict(), **voted.to_dict(), **reading, **texts.to_dict(), "min_votes": least}
         handles = cls._declared(
             private, spender, plan, texts, near, component=component, epsilon=epsilon, report=report, engine=scorer
@@ -897,6 +915,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
             space.floor = plan.noise_floor
         else:
             space.floor_of = plan.noise_floor_along
+        warn_of_noise(plan, space.floor if isinstance(space, NoisyKeywordAggregator) else plan.noise_floor_along(1))
         report = {**plan.to_dict(), **maker.to_dict(), "abstain_answer": wanted.abstain_answer, **texts.to_dict()}
         handles = cls._declared(
             private,

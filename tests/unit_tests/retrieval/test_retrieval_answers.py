@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from scipy import stats
 
 from langchain_dpicl import (
     DPRetrievalFreeFormRunnable,
+    DPRetrievalVotingRunnable,
     EmbeddingAnswers,
     FewShotTask,
     KeywordAnswers,
@@ -25,13 +27,13 @@ from langchain_dpicl import (
     Serving,
 )
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.free_form import NoisyKeywordAggregator
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.normalized_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger import budget as ledger
 from tests.contracts.front_room import shown_by
-from tests.retrieval_doubles import CANARY, FRESH, NEAR, examples, house, records
+from tests.retrieval_doubles import CANARY, FRESH, NEAR, TASK, examples, house, records
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -105,6 +107,22 @@ def test_the_nearest_candidate_to_the_noisy_sum_is_the_answer() -> None:
     assert made.invoke("cough").answer == "syrup and rest"
     assert isinstance(made.plan.release.aggregation, UnitVectorSum)
     assert made.plan.release.sensitivity.l2 == 2.0
+
+
+@pytest.mark.parametrize("answers", [SPOKEN, CHOSEN, None], ids=["words", "candidates", "labels"])
+def test_a_plan_whose_noise_is_above_all_rows_is_named_before_it_is_paid(answers: Any) -> None:
+    def make(epsilon: float) -> Any:
+        given: dict[str, Any] = {"retrieval": CLOSE, "epsilon": epsilon, "budget": house(), "llm": engine()}
+        private = examples(*records("cough", "yes", 2))
+        if answers is None:
+            return DPRetrievalVotingRunnable.from_private_examples(private, task=TASK, **given)
+        return DPRetrievalFreeFormRunnable.from_private_examples(private, answers=answers, **given)
+
+    with pytest.warns(NoisyPlanWarning, match="more than the 4 rows of a query.*fewer participations, more slots or"):
+        make(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoisyPlanWarning)
+        make(1e7)
 
 
 def test_nobody_is_asked_to_write_from_nothing() -> None:
