@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
 
 from langchain_core.documents import Document
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, awaitable, check_silent
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
+from langchain_dpicl.exceptions import NoisyPlanWarning
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, WordTree, make_script
 from langchain_dpicl.generation.plan import (
     GenerationPlan,
@@ -957,6 +959,9 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if item.dropped is not None:
             self._record_once({"dropped": sorted(item.dropped), "is_reviewed": item.is_reviewed})
         self._write(item)
+        if not item.topics:
+            said = f"no topic was found: one is with a chance of 95 % if {self.plan.found_from():,} units hold it"
+            warn_caller(NoisyPlanWarning(f"{said}. The result is empty, and paid for."))
 
     def _release_topics(self, ticket: Reservation) -> tuple[Weight, ...]:
         plan = self.plan.topics
