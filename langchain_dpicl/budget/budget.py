@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
@@ -503,13 +504,22 @@ class Budget(LedgerBudget):
     def fresh_name(self, prefix: str) -> str:
         """Returns the first of `prefix`, `prefix-2`, ... that no component uses.
 
+        On a ledger that outlives the process, warns where an earlier process used `prefix`.
+
         Args:
           prefix: what the name starts with.
 
         Raises:
           ConfigurationError: the prefix is no public name.
         """
-        return self._promises.fresh_name(check_name("prefix", prefix))
+        is_known = check_name("prefix", prefix) in self._promises.names()
+        name = self._promises.fresh_name(prefix)
+        if name != prefix and self.durable and not is_known:
+            said = (
+                f"{prefix!r} is a share of this ledger by an earlier process; {name!r} is a new one at a further charge"
+            )
+            warn_caller(UserWarning(f"{said}. To go on with a share after a restart, give component= a name."))
+        return name
 
     def remaining_at(self, day: str | date) -> tuple[float, float]:
         """Returns the epsilon and the delta that every window with a day has left: what a dated share of it may cost.

@@ -383,8 +383,9 @@ class LedgerBudget(Uncopyable):
         for key, identity in own.items():
             if named_by(key, identity) is not identity:
                 msg = (
-                    f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object "
-                    "that was bound first, or give each data set its own dataset_id."
+                    f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object that was "
+                    "bound first; the same records need another process to be bound anew. Other records need a "
+                    "dataset_id of their own, which for the same people is a second budget."
                 )
                 raise PrivacyBudgetMismatchError(msg)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
@@ -108,6 +109,22 @@ def test_who_left_stays_away_after_a_restart_at_the_same_rates_and_charges(
     assert again.share.remaining("query") == first.share.remaining("query") == 5
     assert again.invoke(CARD) == "card"
     assert again.budget.report().to_dict() == first.budget.report().to_dict()
+
+
+def test_a_component_without_a_name_is_named_anew_after_a_restart_with_a_warning(
+    tmp_path: Path, restarted: Callable[[Path], Budget]
+) -> None:
+    path = tmp_path / "budget.db"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*earlier process")
+        first, private = house(SQLiteStore.new(path)), people()
+        names = [voter(private, first, component=None).share.component for _ in range(2)]
+        assert names == ["voting", "voting-2"]
+    voter(private, first).invoke(CARD)
+    with pytest.warns(
+        UserWarning, match="'voting' is a share of this ledger by an earlier process; 'voting-2' is a new"
+    ):
+        assert voter(people(), restarted(path), component=None).share.component == "voting-2"
 
 
 # -- users as units, over restarts ------------------------------------------------------------------------------------
