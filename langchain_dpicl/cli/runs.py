@@ -282,6 +282,8 @@ def _trainable(settings: Settings) -> Any:
         return load_model(model)
     if others := sorted({"max_prompt_tokens", "chat"} & set(model.to_dict())):
         raise fail("model", "name, device and dtype of a model that is trained", others, "See task.max_input_tokens.")
+    if model.private_process:
+        raise fail("model.private_process", "false: gradients are computed in this process", True)
     return TrainableModel(Path(model.name), device=model.device, dtype=model.dtype)
 
 

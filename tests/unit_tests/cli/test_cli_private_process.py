@@ -9,6 +9,7 @@ import pytest
 
 from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.cli.inputs import Model, load_model
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from tests.unit_tests.cli.test_cli import generate, json_lines
 
@@ -40,6 +41,25 @@ def test_what_cannot_be_made_there_is_bad_input(folder: Path, capsys: pytest.Cap
     records.write_bytes(json_lines())
     assert generate(records, "out.json", "--set", "model.private_process=true", model="tests.engines:nothing") == 2
     assert "has no attribute 'nothing'" in capsys.readouterr().err
+
+
+def test_a_prompt_is_trained_in_the_process_of_the_command_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "records.jsonl").write_bytes(json_lines())
+    (folder / "model").mkdir()
+    asked = ("--public-size", "30", "--epsilon", "8", "--delta", "1e-6", "--set", "training.steps=3", "--out", "soft")
+    task = (
+        "--set",
+        "task.template={text} is",
+        "--set",
+        'task.labels=["a", "b"]',
+        "--set",
+        "model.private_process=true",
+    )
+    batch = ("--set", "training.expected_batch_size=10")
+    assert main(["train", "records.jsonl", "--model", "model", *asked, *task, *batch]) == 2
+    assert "model.private_process: expected false: gradients are computed in this" in capsys.readouterr().err
 
 
 def test_the_embedded_model_and_folders_of_models_go_there_too(folder: Path) -> None:
