@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import json
 import math
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -425,7 +426,7 @@ def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Name
             "use": budget.use().ledger_dict(),
             "dangling": open_ones,
         }
-        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+        return json.dumps(data, indent=2, allow_nan=False)
     if arguments.markdown:
         return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
     of_day = remaining.get("at")
@@ -557,9 +558,20 @@ def _export(arguments: argparse.Namespace) -> CommandOutput:
             raise ConfigurationError("export: expected a ledger, found a file that is an export. Copy the file.")
         lines = list(export_lines(store))
     if arguments.out is None:
-        return CommandOutput(DONE, "\n".join(lines))
+        text = "\n".join(lines)
+        # Within JSON every such letter stands in a string, and a reader of the escapes computes the same hashes.
+        return CommandOutput(DONE, text if writes_utf8(sys.stdout) else re.sub(r"[^\x00-\x7f]", _escaped, text))
     write_new(arguments.out, "\n".join(lines) + "\n")
     return CommandOutput(DONE, f"{len(lines) - 2} lines of {store.description} in {arguments.out}")
+
+
+def writes_utf8(stream: TextIO) -> bool:
+    """Whether a stream is read as JSON has to be; others show only its ASCII."""
+    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
+
+
+def _escaped(letter: re.Match[str]) -> str:
+    return json.dumps(letter[0])[1:-1]
 
 
 def write_new(path: Path, text: str, *, flag: str = "--out") -> None:
@@ -588,7 +600,7 @@ def _dangling(arguments: argparse.Namespace) -> CommandOutput:
         page = {"after": arguments.after, "limit": arguments.limit, "older_than": arguments.older}
         open_ones = [_plain(entry) for entry in Budget.open(store).dangling(**page)]
     if arguments.json:
-        return CommandOutput(DONE, json.dumps({"dangling": open_ones}, indent=2, ensure_ascii=False))
+        return CommandOutput(DONE, json.dumps({"dangling": open_ones}, indent=2))
     return CommandOutput(DONE, "\n".join(_dangling_lines(open_ones, arguments.limit)))
 
 
@@ -611,7 +623,7 @@ def _metrics(arguments: argparse.Namespace) -> CommandOutput:
         name, ledger_id = budget.name, budget.ledger_id
     if arguments.json:
         data = {"ledger": name, "ledger_id": ledger_id, **use.ledger_dict()}
-        return CommandOutput(DONE, json.dumps(data, indent=2, ensure_ascii=False))
+        return CommandOutput(DONE, json.dumps(data, indent=2))
     return CommandOutput(DONE, prometheus_text(use, ledger=name, ledger_id=ledger_id, process=False).rstrip("\n"))
 
 
@@ -631,7 +643,7 @@ def _check(arguments: argparse.Namespace) -> CommandOutput:
     )
     shown = [{"component": name, "charged": part, "reached": name in reached} for name, part in parts.items()]
     text = (
-        json.dumps({"ok": not reached, "warn": arguments.warn, "parts": shown}, ensure_ascii=False)
+        json.dumps({"ok": not reached, "warn": arguments.warn, "parts": shown})
         if arguments.json
         else "\n".join(f"{_percent(part):>6}  {_share_word(name)}" for name, part in parts.items())
     )

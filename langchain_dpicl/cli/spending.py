@@ -29,7 +29,7 @@ from langchain_dpicl.cli.inputs import (
     read_records,
     read_text,
 )
-from langchain_dpicl.cli.ledger import remaining_text
+from langchain_dpicl.cli.ledger import remaining_text, writes_utf8
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
@@ -403,12 +403,7 @@ def save_or_print(released: Any, out: Path, *, say: Say, complain: Say) -> None:
 
 def json_line(value: dict[str, Any]) -> str:
     """Returns one line of JSON that stdout can show as it is."""
-    line = json.dumps(value, ensure_ascii=False)
-    try:
-        line.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(value)
-    return line
+    return json.dumps(value, ensure_ascii=not writes_utf8(sys.stdout))
 
 
 def one_line(text: str) -> str:

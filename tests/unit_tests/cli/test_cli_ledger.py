@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -412,6 +413,28 @@ def test_an_export_is_verified_and_shown_without_a_database(dpicl: Shell, file: 
     assert dpicl("export", out) == 2
     assert dpicl("backup", out, tmp_path / "x") == 2
     assert "export" in dpicl.err
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_what_a_program_reads_is_json_whatever_stdout_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    named = ("Prüfung", "\N{FIRE}")
+    with SQLiteStore.new(path := tmp_path / "budget.db") as store:
+        budget = Budget(epsilon=4.0, delta=1e-6, store=store, name=named[0])
+        pool = budget.gdp_pool(named[1], epsilon=0.25)
+        pool.reserve(mu=pool.mu)
+    for action in (["export"], ["show", "--json"], ["dangling", "--json"]):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        assert main(["ledger", action[0], str(path), *action[1:]]) == 0
+        sys.stdout.flush()
+        text = written.getvalue().decode("utf-8")
+        data = [json.loads(line) for line in (text.splitlines() if action == ["export"] else [text])]
+        assert named[1] in json.dumps(data, ensure_ascii=False)
+        if action == ["export"]:
+            (tmp_path / "export.jsonl").write_text(text)
+    assert main(["ledger", "verify", str(tmp_path / "export.jsonl")]) == 0
 
 
 def test_an_export_never_replaces_a_file(dpicl: Shell, file: Path, tmp_path: Path) -> None:
