@@ -204,8 +204,8 @@ def _drop(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _say(text: str) -> None:
-    """Prints at once; a closed stdout does not stop a run that is being paid for, a full one does."""
+def _say(text: str) -> bool:
+    """Prints at once; False where nobody reads it. A full stdout stops a run that is being paid for."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -213,6 +213,8 @@ def _say(text: str) -> None:
         _drop(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "stdout") from None
+        return False
+    return True
 
 
 def _confirm(words: str) -> bool:

@@ -194,9 +194,12 @@ def public_lines(path: Path, records: Path | None, option: str) -> list[str]:
 
 def public_items(path: Path, records: Path | None, option: str) -> list[Any]:
     """Returns the public texts or objects of a file: JSON lines, CSV, or one text a line."""
-    if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".csv")):
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith((".jsonl", ".csv")):
         check_public(path, records, option)
         return read_records(path)
+    if name.endswith((".json", ".ndjson", ".tsv", ".xlsx", ".parquet")):
+        raise fail(option, "JSON lines (.jsonl), CSV (.csv) or one text a line (.txt)", path.name)
     return list(public_lines(path, records, option))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import warnings
@@ -156,11 +157,14 @@ def _ask(call: Call, voter: DPVotingRunnable, queries: Sequence[Any], out: IO[st
                 done += 1
                 line = json_line({"query": query, **result.model_dump(mode="json")})
                 _keep(line, out, call)
+                is_read: object = True
                 if call.arguments.json:
-                    call.say(line)
+                    is_read = call.say(line)
                 elif not call.arguments.quiet:
-                    call.say(_line(query, result))
+                    is_read = call.say(_line(query, result))
                 tick(bar)
+                if out is None and is_read is False and done < len(queries):
+                    raise OSError(errno.EPIPE, "nobody reads the answers, and each costs a ticket", "stdout")
     finally:
         if done < len(queries):
             call.complain(f"vote: {done} of {len(queries)} questions are answered.")

@@ -85,6 +85,31 @@ def test_an_answer_is_in_the_file_before_it_is_printed(folder: Path, monkeypatch
     assert [answer["label"] for answer in lines_of(folder / "answers.jsonl")] == ["card"]
 
 
+@pytest.mark.parametrize("out", [(), ("--out", "answers.jsonl")])
+def test_no_further_question_is_paid_for_where_nobody_reads_the_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: tuple[str, ...]
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("langchain_dpicl.cli.main._say", lambda text: read.append(text) or False)
+    given = ("--queries", "questions.txt", "--model", f"{HERE}:SURE", "--json", *out)
+    assert vote(*given) == (0 if out else 2)
+    assert len(read) == (2 if out else 1)
+    if not out:
+        said = capsys.readouterr().err
+        assert "vote: 1 of 2 questions are answered." in said
+        assert "nobody reads the answers, and each costs a ticket" in said
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["q.json", "q.ndjson", "q.tsv", "q.json.gz"])
+def test_a_file_of_another_format_is_not_asked_line_by_line(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    Path(name).write_text('[\n  {"text": "my card is gone"}\n]\n')
+    assert vote("--queries", name, "--model", f"{HERE}:SURE") == 2
+    assert f"--queries: expected JSON lines (.jsonl), CSV (.csv) or one text a line (.txt), found {name!r}." in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.usefixtures("folder")
 def test_an_answer_that_cannot_be_written_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
