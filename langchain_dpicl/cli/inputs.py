@@ -267,8 +267,8 @@ def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def private_examples(settings: Settings, *, are_read: bool = True, made_up: Sequence[Any] = ()) -> PrivateExamples:
-    """Reads the records that the settings declare; otherwise declares them alone, or made-up ones, for a dry run."""
+def private_examples(settings: Settings, *, are_read: bool = True) -> PrivateExamples:
+    """Reads the records that the settings declare; otherwise declares them alone, for a dry run."""
     from langchain_dpicl.privacy.private_examples import PrivateExamples
 
     data = settings.data
@@ -282,7 +282,7 @@ def private_examples(settings: Settings, *, are_read: bool = True, made_up: Sequ
     declared = {name: value for name, value in vars_of(data).items() if value is not None and name != "file"}
     if data.label_key is not None and data.labels is None and data.num_labels():
         declared["labels"] = tuple(map(str, data.sizes()))
-    records = read_records(Path(str(data.file))) if are_read else made_up
+    records = read_records(Path(str(data.file))) if are_read else ()
     private = PrivateExamples(records, **{"dataset_id": "private-examples", **declared})
     _warn_of_spellings(private.labels or ())
     return private

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from langchain_dpicl.cli.inputs import (
-    Data,
     Settings,
     add_flags,
     add_settings,
@@ -332,30 +331,20 @@ def declared(settings: Settings, labels: Sequence[str] = ()) -> PrivateExamples:
 
     What a plan can do without is filled in: the field of the label, and `labels` where none are named.
     """
+    from langchain_dpicl.privacy.private_examples import Pool
+
     data = settings.data
     label_key = data.label_key or ("label" if data.text_key != "label" else "label of the text")
     if data.num_labels():
         data = data.replace(label_key=label_key)
     elif labels and (settings.get("task") or FewShotTask()).labels is None:
         data = data.replace(label_key=label_key, labels=tuple(labels))
-    made_up: Sequence[Any] = ()
-    if settings.adjacency == "replace_one" and getattr(settings.get("rows"), "sampling", None) in _COUNTED:
-        data = data.replace(unit_key=None, records_per_unit=None)
-        made_up = _made_up(data)
-    private = private_examples(dataclasses.replace(settings, data=data), are_read=False, made_up=made_up)
+    private = private_examples(dataclasses.replace(settings, data=data), are_read=False)
+    # A sample of a fixed size checks how many units there are, which is as many as are declared.
+    units = sum(data.sizes().values())
+    private._open = lambda _: Pool(lambda: units, lambda _: ())  # noqa: SLF001  of no records
     private.check_delta(max(settings.share_delta, settings.budget.delta or 0))
     return private
-
-
-_COUNTED = ("fixed", "partition")
-"""Samplings of a number of units that is public, and checked."""
-
-
-def _made_up(data: Data) -> list[dict[str, str]]:
-    """Returns as many records as are declared, all alike."""
-    label = (data.labels or tuple(map(str, data.sizes())))[0]
-    names = (data.text_key, *(data.fields or ()), *(() if data.label_key is None else (data.label_key,)))
-    return [dict.fromkeys(names, label)] * sum(data.sizes().values())
 
 
 def _terms(settings: Settings) -> dict[str, Any]:

@@ -178,3 +178,14 @@ def test_texts_may_stand_under_label(capsys: pytest.CaptureFixture[str]) -> None
     command = "plan --method voting --public-size 2000 --max-queries 10 --epsilon 1 --delta 1e-6 --set guess.labels=3"
     assert main(f"{command} --no-compare --set data.text_key=label".split()) == 0
     assert "epsilon" in capsys.readouterr().out
+
+
+def test_a_sample_of_fixed_size_is_planned_without_a_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However many units are declared, and whatever names them."""
+    monkeypatch.setattr("langchain_dpicl.privacy.private_examples.read_record", lambda *_, **__: pytest.fail("read"))
+    terms = "plan --public-size 3000000 --epsilon 1 --delta 1e-8 --no-compare --adjacency replace_one"
+    named = "--set data.unit_key=user --set data.records_per_unit=3"
+    assert main(f"{terms} --set rows.sampling=fixed {named}".split()) == 0
+    assert "3000000 declared units" in capsys.readouterr().out
