@@ -361,7 +361,7 @@ def _named_labels(settings: Settings) -> tuple[str, ...]:
 
 def _labels(settings: Settings, source: RowSource) -> tuple[str, ...]:
     """Returns the labels that are named, as many made-up ones as are guessed, or those that were rehearsed."""
-    made_up = tuple(f"label {number}" for number in range(1, 1 + (settings.guess.labels or 0)))
+    made_up = tuple(f"made-up label {number}" for number in range(1, 1 + (settings.guess.labels or 0)))
     labels: tuple[str, ...] = _named_labels(settings) or made_up or getattr(source, "labels", ())
     if len(labels) < 2:
         advice = "Give --set guess.labels=N, or --public-size LABEL=N for each."

@@ -189,3 +189,17 @@ def test_a_sample_of_fixed_size_is_planned_without_a_record(
     named = "--set data.unit_key=user --set data.records_per_unit=3"
     assert main(f"{terms} --set rows.sampling=fixed {named}".split()) == 0
     assert "3000000 declared units" in capsys.readouterr().out
+
+
+VOTES = "plan --method voting --public-size 2000 --max-queries 10 --epsilon 1 --delta 1e-6 --no-compare".split()
+
+
+def test_a_template_with_an_undeclared_label_is_told_how_to_declare_it(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*VOTES, "--set", "guess.labels=3", "--set", "example_prompt=T: {text} Q: {queue}"]
+    assert main(given) == 2
+    assert "the label's with label_key" in capsys.readouterr().err
+    assert main([*given, "--set", "data.label_key=queue"]) == 0
+
+
+def test_made_up_labels_are_not_the_answer_of_who_abstains() -> None:
+    assert main([*VOTES, "--set", "guess.labels=3", "--set", "answers.abstain_label=label 1"]) == 0
