@@ -81,7 +81,7 @@ def plan_of_run(settings: Settings, private: PrivateExamples, **more: Any) -> An
         kept["component"] = name_of(settings)
     door, budget = dataclasses.replace(settings, component=kept).door, Budget(**_terms(settings))
     plan: Any = None
-    with warnings.catch_warnings(), tracing_context(enabled=False):  # which would ask LangSmith's server
+    with warnings.catch_warnings(), tracing_context(enabled=False):  # tracing asks LangSmith's server
         given = {"llm": _model(settings), "budget": budget, "epsilon": settings.share_epsilon, **more}
         if settings.method != "documents":  # whose text says nothing of noise on its tokens
             warnings.simplefilter("ignore", NoisyPlanWarning)

@@ -203,3 +203,20 @@ def test_a_template_with_an_undeclared_label_is_told_how_to_declare_it(capsys: p
 
 def test_made_up_labels_are_not_the_answer_of_who_abstains() -> None:
     assert main([*VOTES, "--set", "guess.labels=3", "--set", "answers.abstain_label=label 1"]) == 0
+
+
+def test_a_plan_has_the_name_of_the_share_on_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    terms = "plan --method documents --documents-per-topic 0 --public-size 2000 --epsilon 1 --delta 1e-6 --json".split()
+    ledger = tmp_path / "ledger.db"
+    assert main([*terms, "--set", "data.dataset_id=notes", "--set", f"budget.ledger={ledger}"]) == 0
+    assert " of documents-notes," in json.loads(capsys.readouterr().out)["plan"]["dataset_id"]
+    assert not ledger.exists()
+
+
+def test_a_plan_opens_no_file_of_balances(tmp_path: Path) -> None:
+    terms = "plan --method retrieval --public-size 2000 --epsilon 1 --delta 1e-6 --no-compare".split()
+    balances = tmp_path / "balances.db"
+    near = ["retrieval.participations=4", "retrieval.similarity_threshold=0.5", "guess.labels=3"]
+    given = [*near, f"retrieval.balances={balances}", "data.unit_key=document"]
+    assert main([*terms, *(part for one in given for part in ("--set", one))]) == 0
+    assert not balances.exists()
