@@ -570,12 +570,13 @@ CREATE TRIGGER dpicl_anchors_grow BEFORE UPDATE ON {anchors}
 """
 
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
-_IS_THERE = """
-SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-WHERE nspname = %s AND relname = 'dpicl_migrations'
+_ARE_THERE = """
+SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = %s AND relname = ANY(%s)
 """
 
-_NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations", "refuse", "forward", "newer", "bound")
+_TABLE_NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations")
+_NAMES = (*_TABLE_NAMES, "refuse", "forward", "newer", "bound")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -597,10 +598,16 @@ class SchemaTables:
 
     def version(self, connection: Connection) -> int:
         """Returns the version of the tables; 0: there are none."""
-        if not connection.execute(_IS_THERE, [self.schema]).fetchall():
+        if "dpicl_migrations" in self._missing(connection):
             return 0
         rows = connection.execute(self.query("SELECT coalesce(max(v), 0) FROM {migrations}")).fetchall()
         return int(rows[0][0])
+
+    def _missing(self, connection: Connection) -> list[str]:
+        """Returns which tables are not there."""
+        names = sorted(f"dpicl_{name}" for name in _TABLE_NAMES)
+        found = connection.execute(_ARE_THERE, [self.schema, names]).fetchall()
+        return [name for name in names if (name,) not in found]
 
     def check_version(self, connection: Connection, where: str) -> None:
         """Refuses tables of another version."""
@@ -618,10 +625,13 @@ class SchemaTables:
         """Makes the tables, in the transaction that is open; does nothing where they are there.
 
         Raises:
-          LedgerError: there are tables of another version.
+          LedgerError: there are tables of another version, or a part of them.
         """
         if self.version(connection):
             self.check_version(connection, where)
+            if missing := self._missing(connection):
+                found = f"expected all tables of ledgers, found no {', '.join(missing)}"
+                raise LedgerError(f"{where}: {found}. Nothing is made; restore an untouched copy.")
             return
         _make_schema(connection, self.schema)
         connection.execute(self.query(_TABLES + _GUARDS))
@@ -743,7 +753,7 @@ class _PostgresTables(_OnPostgres):
         """Makes the tables; does nothing where they are there. Makes no ledger.
 
         Raises:
-          LedgerError: there are tables of another version.
+          LedgerError: there are tables of another version, or a part of them.
           LedgerUnavailableError: the server cannot be reached, or this role may not make tables.
         """
         self._make(lambda connection: self._tables.make(connection, self._link.place))

@@ -222,6 +222,19 @@ class TestMaking:
         PostgresStore(**where).setup()
         Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).bind(private("d"))
 
+    @pytest.mark.parametrize("kept", [["migrations"], ["migrations", "anchors", "ledgers", "bindings"]])
+    def test_a_setup_over_part_of_the_tables_is_refused(
+        self, postgres: PostgresServer, where: dict[str, Any], kept: list[str]
+    ) -> None:
+        PostgresStore(**where).setup()
+        lost = [name for name in ("lines", "bindings", "anchors", "ledgers") if name not in kept]
+        for name in lost:
+            postgres.execute(f"DROP TABLE {{{name}}}", schema=where["schema"])
+        said = rf"expected all tables of ledgers, found no {', '.join(f'dpicl_{name}' for name in sorted(lost))}\. "
+        for kind in (PostgresStore, PostgresAnchor):
+            with pytest.raises(LedgerError, match=said):
+                kind(**where).setup()
+
     def test_tables_of_others_are_refused(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         store = PostgresStore.new(**where)
         store.create(header())
