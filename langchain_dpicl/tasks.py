@@ -67,8 +67,8 @@ class FewShotTemplate:
         if not used or (unknown := sorted(set(used) - set(self.fields))):
             wrong = unknown if used else self.example_prompt
             advice = (
-                "Declare further fields with PrivateExamples(fields=...), the label's with label_key=...; in a settings "
-                "file they are data.fields and data.label_key."
+                "Declare further fields with PrivateExamples(fields=...), the label's with label_key=...; a settings "
+                "file has data.fields and data.label_key."
             )
             advice = advice if used else "Write a field in single braces."
             raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", wrong, advice)

@@ -706,7 +706,11 @@ def make_script(
     noise: Noise | LogitNoise,
     decoding: Decoding,
 ) -> DecodingSpec:
-    """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
+    """Checks the public parameters of a generation and returns them; no call is made and nothing is charged.
+
+    Raises:
+      ModelCallError: the engine would cut a public prompt.
+    """
     wording = wording_of_texts(private, task)
     is_logit = isinstance(noise, LogitNoise)
     if is_logit and backend.max_top_k is not None:
@@ -718,7 +722,7 @@ def make_script(
     trees = decoding.released_words
     if trees is not None and decoding.grammar is not None:
         raise fail("Decoding.released_words", "None with a grammar, which says what may follow", "both")
-    return DecodingSpec(
+    made = DecodingSpec(
         backend,
         wording,
         segments_of(task.open_label, max_tokens=max_tokens),
@@ -730,6 +734,27 @@ def make_script(
         # True: of words that are not released yet, which a store of documents fills in.
         trees=None if trees is None else {} if trees is True else trees_of(trees, private.labels or (), backend),
     )
+    _check_room(made, made.open_labels or private.labels or (None,))
+    return made
+
+
+def _check_room(script: DecodingSpec, labels: Sequence[str | None]) -> None:
+    """Refuses public prompts that the engine would cut: the private ones would keep nothing of their records.
+
+    An open label stands in them with as many words as it may have tokens.
+
+    Raises:
+      ModelCallError: a prompt is too long.
+    """
+    check = getattr(script.backend, "check_public", None)
+    if check is None:
+        return
+    for label in labels:
+        known = {} if label is None else {str(script.wording.label_key): label}
+        for segment in script.segments:
+            name = script.field_of(segment)
+            check(script.wording.renderer(name, known)(()))
+            known[name] = " x" * segment.max_tokens
 
 
 def wording_of_texts(private: PrivateExamples, task: GenerationTask) -> GenerationTemplate:

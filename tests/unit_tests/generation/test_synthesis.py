@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_pri
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
+    ModelCallError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
     RunInterruptedError,
@@ -157,6 +159,35 @@ def test_public_faults_raise_before_any_charge_or_private_call(fault: str) -> No
         synthesizer(private_examples(), **{"budget": budget, "llm": spy, **FAULTS[fault]()})
     assert spy.private_prompts == []
     assert budget.report().to_dict()["shares"] == []
+
+
+class Cutting(SpyBackend):
+    """Would cut prompts of more than 20 words."""
+
+    def check_public(self, prompt: str) -> None:
+        if self.count_tokens(prompt) > 20:
+            raise ModelCallError("a public prompt of at most 20 tokens")
+
+
+WRITTEN = "{topic}: {text}"
+ROOM: dict[str, tuple[int, GenerationTask]] = {
+    "a declared label": (19, GenerationTask(record_prompt=WRITTEN)),
+    "a listed label": (17, GenerationTask(record_prompt=WRITTEN, open_label=OpenLabel("topic", values=("a", "a b c")))),
+    "a written label": (16, GenerationTask(record_prompt=WRITTEN, open_label=OpenLabel("topic", max_tokens=4))),
+}
+
+
+@pytest.mark.parametrize("kind", ROOM)
+def test_a_public_prompt_that_the_engine_would_cut_is_refused_before_any_charge(kind: str) -> None:
+    most, task = ROOM[kind]
+    open_ = {"label_key": None, "labels": None, "public_size": 400, "fields": ["topic"]} if task.open_label else {}
+    llm = Cutting(word_copier(WORDS), vocabulary=WORDS)
+    for words in (most, most + 1):
+        budget, private = handler(), private_examples(**open_)
+        with pytest.raises(ModelCallError, match="at most 20") if words > most else contextlib.nullcontext():
+            synthesizer(private, llm=llm, budget=budget, task=task, instruction="word " * words)
+        assert bool(budget.report().to_dict()["shares"]) == (words == most)
+    assert not llm.calls
 
 
 def test_a_share_that_does_not_fit_binds_nothing() -> None:
