@@ -186,37 +186,42 @@ def test_a_sample_of_fixed_size_is_planned_without_a_record(
     """However many units are declared, and whatever names them."""
     monkeypatch.setattr("langchain_dpicl.privacy.private_examples.read_record", lambda *_, **__: pytest.fail("read"))
     terms = "plan --public-size 3000000 --epsilon 1 --delta 1e-8 --no-compare --adjacency replace_one"
-    named = "--set data.unit_key=user --set data.records_per_unit=3"
-    assert main(f"{terms} --set rows.sampling=fixed {named}".split()) == 0
+    given = "--set rows.sampling=fixed --set data.unit_key=user --set data.records_per_unit=3"
+    assert main(f"{terms} {given}".split()) == 0
     assert "3000000 declared units" in capsys.readouterr().out
 
 
-VOTES = "plan --method voting --public-size 2000 --max-queries 10 --epsilon 1 --delta 1e-6 --no-compare".split()
+TERMS = "--public-size 2000 --epsilon 1 --delta 1e-6"
+
+
+def command(method: str, *sets: str) -> list[str]:
+    """Returns the command that plans a method with settings of its own."""
+    return [*f"plan --method {method} {TERMS}".split(), *(part for one in sets for part in ("--set", one))]
 
 
 def test_a_template_with_an_undeclared_label_is_told_how_to_declare_it(capsys: pytest.CaptureFixture[str]) -> None:
-    given = [*VOTES, "--set", "guess.labels=3", "--set", "example_prompt=T: {text} Q: {queue}"]
-    assert main(given) == 2
+    given = ["guess.labels=3", "example_prompt=T: {text} Q: {queue}"]
+    assert main(command("voting --max-queries 10 --no-compare", *given)) == 2
     assert "the label's with label_key" in capsys.readouterr().err
-    assert main([*given, "--set", "data.label_key=queue"]) == 0
+    assert main(command("voting --max-queries 10 --no-compare", *given, "data.label_key=queue")) == 0
 
 
 def test_made_up_labels_are_not_the_answer_of_who_abstains() -> None:
-    assert main([*VOTES, "--set", "guess.labels=3", "--set", "answers.abstain_label=label 1"]) == 0
+    given = ["guess.labels=3", "answers.abstain_label=label 1"]
+    assert main(command("voting --max-queries 10 --no-compare", *given)) == 0
 
 
 def test_a_plan_has_the_name_of_the_share_on_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    terms = "plan --method documents --documents-per-topic 0 --public-size 2000 --epsilon 1 --delta 1e-6 --json".split()
     ledger = tmp_path / "ledger.db"
-    assert main([*terms, "--set", "data.dataset_id=notes", "--set", f"budget.ledger={ledger}"]) == 0
+    given = ["data.dataset_id=notes", f"budget.ledger={ledger}"]
+    assert main(command("documents --documents-per-topic 0 --json", *given)) == 0
     assert " of documents-notes," in json.loads(capsys.readouterr().out)["plan"]["dataset_id"]
     assert not ledger.exists()
 
 
 def test_a_plan_opens_no_file_of_balances(tmp_path: Path) -> None:
-    terms = "plan --method retrieval --public-size 2000 --epsilon 1 --delta 1e-6 --no-compare".split()
     balances = tmp_path / "balances.db"
     near = ["retrieval.participations=4", "retrieval.similarity_threshold=0.5", "guess.labels=3"]
     given = [*near, f"retrieval.balances={balances}", "data.unit_key=document"]
-    assert main([*terms, *(part for one in given for part in ("--set", one))]) == 0
+    assert main(command("retrieval --no-compare", *given)) == 0
     assert not balances.exists()

@@ -226,6 +226,13 @@ def test_an_outage_of_a_local_model_beside_a_writer_costs_nothing() -> None:
     assert charged(component) == 1
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_blank_answer_to_a_prompt_longer_than_private_ones_is_blank(awaited: bool) -> None:
+    llm = engine(max_prompt_tokens=40, max_new_tokens=8)
+    asked = PublicModel(llm, max_tokens=8, stop=stops_on_anything(llm)).ask("w" * 100, {})
+    assert (asyncio.run(asked.arun()) if awaited else asked.run()) == ()
+
+
 class Leaving(Strict):
     """Answers until it is down."""
 
