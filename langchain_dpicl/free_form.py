@@ -158,6 +158,8 @@ class PublicModel:
 
     def _ask_engine(self, engine: TextBackend, prompts: list[str]) -> Effect:
         options: dict[str, Any] = {"max_tokens": self._max_tokens, "stop": self._stop}
+        # An engine that cuts private prompts refuses public ones of that length; any shows whether it answers.
+        probe = "" if hasattr(engine, "check_public") else prompts[0]
         if "public" in inspect.signature(engine.complete).parameters:  # such engines need no constant batch shape then
             options["public"] = True
 
@@ -167,7 +169,7 @@ class PublicModel:
             if not texts and isinstance(engine, PublicChoiceBackend):
                 engine.score_public(prompts[0], _ANY_CHOICE)
             elif not texts:
-                self._check_answers(engine).top_tokens(prompts[0], (), top_k=1)
+                self._check_answers(engine).top_tokens(probe, (), top_k=1)
             return texts
 
         async def aask() -> tuple[str, ...]:
@@ -175,7 +177,7 @@ class PublicModel:
             if not texts and isinstance(engine, PublicChoiceBackend):
                 await engine.ascore_public(prompts[0], _ANY_CHOICE)
             elif not texts:
-                await self._check_answers(engine).atop_tokens(prompts[0], (), top_k=1)
+                await self._check_answers(engine).atop_tokens(probe, (), top_k=1)
             return texts
 
         return PublicRequest(self.name, ask, aask)
