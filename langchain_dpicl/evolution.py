@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeAlias
@@ -770,6 +770,13 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         """The fields of a demonstration, that of the text first."""
         text_key, label_key = self._private.text_key, self._private.label_key
         return (text_key,) if label_key is None else (text_key, label_key)
+
+    def _open_items(self) -> Iterator[Population]:
+        """Yields the labels in their order; last those whose rounds the ledger refuses, which ends a run."""
+        return iter(sorted(super()._open_items(), key=self._is_refused))
+
+    def _is_refused(self, item: Population) -> bool:
+        return item.owed > self.share.remaining(ROUND_TEMPLATE, label=item.label)
 
     def _give_back(self, item: Population, events: RunEvents) -> None:
         if item.reservation is not None and item.reservation.unburnt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -286,6 +287,22 @@ def test_the_same_component_opened_again_has_the_rounds_that_came_back() -> None
     assert len(again.history[None]) == 3
     assert again.is_finished
     assert charged(budget) == 4
+
+
+def test_rounds_of_a_label_that_came_back_run_before_a_label_without_any_is_refused() -> None:
+    budget, private = budget_of(), PrivateExamples(LABELLED, **BY_QUEUE)
+    given = {"private": private, "budget": budget, "component": "texts", "evolution": SEARCH.replace(rounds=3)}
+    numbers = itertools.count()
+
+    def says(prompt: str) -> Any:
+        return OSError("out") if "Rewrite" in prompt and "queue: arts" in prompt else f"a card {next(numbers)}"
+
+    with pytest.raises(RunInterruptedError, match="4 of 6 rounds"):
+        evolution(llm=Muse(says=says), **given).run(progress=False)
+    with pytest.raises(PrivacyBudgetExceededError, match="label 'bank'") as caught:
+        evolution(**given).run(progress=False)
+    assert charged(budget) == 6
+    assert [example["queue"] for example in caught.value.run.result.examples] == ["arts"]  # type: ignore[attr-defined]
 
 
 def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
