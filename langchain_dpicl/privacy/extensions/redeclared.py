@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -118,15 +119,17 @@ def normalized(text: str, *, fold_case: bool = True) -> str:
 def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
     """Returns declared values by the form in which they are compared; refuses none, and two of the same form."""
     listed = tuple(check_name("values", value) for value in values)
-    known = {normalized(value, fold_case=fold_case): value for value in listed}
-    if not listed or len(known) != len(listed) or "" in known:
+    forms = [normalized(value, fold_case=fold_case) for value in listed]
+    times = Counter(forms)
+    wrong = [value for value, form in zip(listed, forms, strict=True) if not form or times[form] > 1]
+    if wrong or not listed:
         case, or_keep_it = ("case, ", ", or set fold_case=False for case") if fold_case else ("", "")
         advice = (
             f"Values that differ only in {case}white space or compatible forms (NFKC) are equal, and characters newer "
             f"than Unicode 14 are spaces: declare one{or_keep_it}."
         )
-        raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
-    return known
+        raise fail("values", "at least one value, all distinct by the public rule", wrong, advice)
+    return dict(zip(forms, listed, strict=True))
 
 
 def relabel_unit(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:

@@ -476,8 +476,10 @@ class TestPublicFaults:
         self, fold_case: bool, labels: tuple[str, ...]
     ) -> None:
         private = PrivateExamples([], fields=("queue",), public_size=100)
-        given: dict[str, Any] = {"field": "queue", "values": labels, "fold_case": fold_case, "epsilon": 1.0}
-        with pytest.raises(ConfigurationError, match="all distinct by the public rule") as caught:
+        values = ("a", *labels, "b")
+        given: dict[str, Any] = {"field": "queue", "values": values, "fold_case": fold_case, "epsilon": 1.0}
+        told = f"all distinct by the public rule, found {list(labels)}."
+        with pytest.raises(ConfigurationError, match=re.escape(told)) as caught:
             UnitCounter.from_private_examples(private, budget=house(), **given)
         assert ("set fold_case=False" in str(caught.value)) is fold_case
 
