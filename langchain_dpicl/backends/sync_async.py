@@ -195,10 +195,7 @@ async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True, pool: 
             raise stop
         return result()
     finally:
-        del (
-            result,
-            stop,
-        )  # breaks cycles: they hold errors, whose frames hold them
+        del result, stop  # breaks cycles: they hold errors, whose frames hold them
 
 
 async def run_engine(action: Callable[[], T]) -> T:
@@ -281,7 +278,7 @@ async def run_to_completion(
     try:
         return future.result, stop
     finally:
-        del stop
+        del stop  # see `run_in_thread`
 
 
 async def cancel_to_completion(tasks: Sequence[asyncio.Future[Any]]) -> None:
@@ -333,11 +330,14 @@ class ThreadedContext(Generic[T]):
         result, stop = await run_to_completion(
             manager.__enter__, if_left=lambda: manager.__exit__(GeneratorExit, GeneratorExit(), None)
         )
-        entered = result()
-        if stop is not None:
-            await self.__aexit__(type(stop), stop, stop.__traceback__)
-            raise stop
-        return entered
+        try:
+            entered = result()
+            if stop is not None:
+                await self.__aexit__(type(stop), stop, stop.__traceback__)
+                raise stop
+            return entered
+        finally:
+            del result, stop  # see `run_in_thread`
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -349,9 +349,12 @@ class ThreadedContext(Generic[T]):
             run_unawaited(lambda: manager.__exit__(kind, error, trace))
             return False
         result, stop = await run_to_completion(lambda: manager.__exit__(kind, error, trace))
-        if stop is not None:
-            raise stop
-        return result()
+        try:
+            if stop is not None:
+                raise stop
+            return result()
+        finally:
+            del result, stop  # see `run_in_thread`
 
 
 def _run_unawaited_after(then: Callable[[], object], ended: Future[T]) -> None:
@@ -669,12 +672,12 @@ async def _run_async_in_threads(walk: EffectGenerator[T]) -> T:
         if stop is not None and not step.is_over:
             failure = stop
             continue
-        if stop is not None:
-            raise stop
         try:
+            if stop is not None:
+                raise stop
             ask = ended()
         finally:
-            del ended  # it holds the error, whose frames hold it
+            del ended, stop  # see `run_in_thread`
         if ask is None:
             result: T = step.result
             return result

@@ -526,3 +526,80 @@ async def test_engines_that_ask_engines_do_not_wait_for_each_other() -> None:
     most = room._pool(room._ENGINE)._max_workers
     asked = [run_engine(lambda: asyncio.run(run_engine(lambda: "inner"))) for _ in range(2 * most)]
     assert await asyncio.wait_for(asyncio.gather(*asked), 60) == ["inner"] * (2 * most)
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+class Text(str):  # noqa: SLOT000  with a weak reference
+    """A text that can be watched."""
+
+
+@contextmanager
+def holding(text: str, *, at_start: Callable[[], object] = bool, at_end: Callable[[], object] = bool) -> Iterator[str]:
+    at_start()
+    try:
+        yield text
+    finally:
+        at_end()
+
+
+async def enters(work: Work, text: str) -> None:
+    async with ThreadedContext(holding(text, at_start=work)):
+        pass
+
+
+async def leaves(work: Work, text: str) -> None:
+    async with ThreadedContext(holding(text, at_end=work)):
+        shown = text
+        raise ValueError(len(shown))
+
+
+async def walks(work: Work, text: str) -> None:
+    def walk() -> EffectGenerator[str]:
+        yield Blocking(bool)
+        work()
+        return text
+
+    await run_async(walk(), is_slow=True)
+
+
+async def withdraws(work: Work, text: str) -> None:
+    others = asyncio.create_task(run_in_thread(work, pool="one"))
+    await work.has_begun()
+    try:
+        await run_in_thread(partial(len, text), pool="one")
+    finally:
+        work.let_go.set()
+        await others
+
+
+@pytest.mark.parametrize("waits", [enters, leaves, walks, withdraws])
+def test_a_cancelled_task_keeps_no_text(waits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cycle it would stay until the garbage collector comes by."""
+    monkeypatch.setattr(room, "THREADS", 1)
+    monkeypatch.setattr(room, "_POOLS", {})
+
+    async def main(text: str) -> None:
+        work = Work()
+        task = asyncio.create_task(waits(work, text))
+        del text
+        await work.has_begun()
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        work.let_go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        task = None
+        await until(lambda: watched() is None, 2)  # the thread lets go of what it did last a moment later
+        assert watched() is None
+
+    watched = weakref.ref(text := Text("a card"))
+    begun = main(text)
+    del text
+    gc.disable()
+    try:
+        asyncio.run(begun)
+    finally:
+        gc.enable()
