@@ -622,8 +622,7 @@ def run_sync(walk: EffectGenerator[T]) -> T:
         try:
             ask = walk.send(answer) if failure is None else walk.throw(failure)
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return end.value  # type: ignore[no-any-return]
         finally:
             answer = failure = None  # breaks a cycle: the frames of an error hold this one
         try:
@@ -648,8 +647,7 @@ async def run_async(walk: EffectGenerator[T], *, is_slow: bool = False) -> T:
         try:
             ask = walk.send(answer) if failure is None else walk.throw(failure)
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return end.value  # type: ignore[no-any-return]
         finally:
             answer = failure = None  # see `run_sync`
         try:

@@ -492,7 +492,10 @@ def advance_together(walks: Sequence[EffectGenerator[Any]]) -> EffectGenerator[l
         with ExitStack() as stack:
             for walk in live.values():
                 stack.callback(walk.close)
-    return outcomes
+    try:
+        return outcomes
+    finally:
+        del outcomes  # breaks a cycle: the frames of their errors hold this one
 
 
 def _drop(outcomes: Sequence[Outcome]) -> None:

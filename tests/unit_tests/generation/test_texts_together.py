@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -447,12 +449,16 @@ def test_no_record_is_in_what_a_failing_public_call_raises() -> None:
 # -- waves ------------------------------------------------------------------------------------------------------------
 
 
+class WatchedError(ValueError):
+    """One that can be watched."""
+
+
 def steps(place: int, num: int, log: list[Any], *, fails_at: int | None = None) -> EffectGenerator[int]:
     for step in range(num):
 
         def call(step: int = step) -> int:
             if step == fails_at:
-                raise ValueError(place)
+                raise WatchedError(place)
             return step
 
         async def acall(step: int = step) -> int:
@@ -470,6 +476,20 @@ def test_waves_end_when_the_longest_computation_does_and_an_error_ends_its_own(i
     assert [outcome.value for outcome in outcomes] == [0, None, 2]
     assert isinstance(outcomes[1].error, ValueError)
     assert log == [(0, 0), (1, 0), (2, 0), (2, 1)]
+
+
+@DRIVERS
+def test_an_error_that_ends_one_computation_dies_with_its_outcome(is_async: bool) -> None:
+    """Its frames may hold prompts: a cycle would keep them until the garbage collector comes by."""
+    gc.disable()
+    try:
+        walk = advance_together([steps(0, 1, []), steps(1, 3, [], fails_at=1)])
+        outcomes = asyncio.run(run_async(walk)) if is_async else run_sync(walk)
+        watched = weakref.ref(outcomes[1].error)
+        del walk, outcomes
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 async def test_an_awaited_call_that_its_client_cancels_is_a_failed_call() -> None:
