@@ -602,8 +602,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                     raise
                 fault = error
             yield from self._unseen_items()
-            if fault is not None:
-                raise fault
+            try:
+                if fault is not None:
+                    raise fault
+            finally:
+                fault = None  # see `_ended`
             self._check_done(failure)
 
     async def _amade(self, call: RunCall) -> AsyncGenerator[Any]:
@@ -626,8 +629,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                         await stack.enter_async_context(ThreadedContext(self._at_work(item, events), is_slow=is_slow))
                         made.append(attempt(self._make(item, replace(call, events=events))))
                     with _limited(limit):
-                        outcomes = await run_async(advance_together(made[::-1]), is_slow=is_slow)
-                    failure = self._ended(group, outcomes)
+                        failure = self._ended(group, await run_async(advance_together(made[::-1]), is_slow=is_slow))
             except BaseException as error:
                 self._note_done(group[len(group) - len(made) :])  # not those that another call works on
                 if not self._unseen or not isinstance(error, Exception):
@@ -635,8 +637,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                 fault = error
             for item in self._unseen_items():
                 yield item
-            if fault is not None:
-                raise fault
+            try:
+                if fault is not None:
+                    raise fault
+            finally:
+                fault = None  # see `_ended`
             self._check_done(failure)
 
     def _ended(self, group: Sequence[Any], outcomes: Sequence[Outcome]) -> str:
@@ -644,10 +649,13 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         for item, outcome in zip(group, outcomes, strict=True):
             if outcome.error is None and not outcome.value[1]:
                 self._unseen.append(item)
-        for outcome in outcomes:
-            if outcome.error is not None:
-                raise outcome.error
-        return next((outcome.value[1] for outcome in outcomes if outcome.value[1]), "")
+        try:
+            for outcome in outcomes:
+                if outcome.error is not None:
+                    raise outcome.error
+            return next((outcome.value[1] for outcome in outcomes if outcome.value[1]), "")
+        finally:
+            del outcome, outcomes  # breaks a cycle: the frames of their errors hold this one
 
     def _note_done(self, group: Sequence[Any]) -> None:
         """Notes what ended well beside an error or a stop; after a stop the next call yields it."""

@@ -19,6 +19,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows.rows import Together, advance_together
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, Outage, run_async, run_sync
 from langchain_dpicl.exceptions import (
+    ConfigurationError,
     ModelCallError,
     PrivacyBudgetExceededError,
     RunInterruptedError,
@@ -29,6 +30,7 @@ from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LocalExecutor
 from tests.contracts.front_room import CANARY, Observer
 from tests.doubles import WORDS
+from tests.durable import until
 from tests.unit_tests.backends.rows.test_label_rows import private_things
 from tests.unit_tests.generation.test_synthesis import private_examples, synthesizer
 
@@ -68,6 +70,10 @@ class Elsewhere(FakeBackend):
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> Any:
         return _Session(self, super().open(prompts, prefix))
+
+
+class WatchedError(ConfigurationError):
+    """One that can be watched."""
 
 
 class _Session:
@@ -280,6 +286,33 @@ def test_the_failure_of_one_text_changes_no_other(is_async: bool) -> None:
     assert len(run(maker, is_async=is_async).examples) == 2
 
 
+@pytest.mark.parametrize("failing_texts", [("transfer",), ("card", "transfer")])
+@DRIVERS
+def test_an_error_of_a_text_dies_with_whoever_holds_it(is_async: bool, failing_texts: tuple[str, ...]) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+
+    def fail(prompt: str) -> None:
+        if any(f"{label}:" in prompt for label in failing_texts):
+            raise WatchedError("a setting")
+
+    async def main() -> Any:
+        try:
+            await maker.arun(progress=False) if is_async else maker.run(progress=False)
+        except WatchedError as error:
+            watched = weakref.ref(error)
+        await until(lambda: watched() is None, 2)  # a thread lets go of what it did last a moment later
+        return watched()
+
+    llm.on_public = fail
+    gc.disable()
+    try:
+        assert asyncio.run(main()) is None
+    finally:
+        gc.enable()
+    assert len(maker.demonstrations) == 2 - len(failing_texts)
+
+
 def test_a_stream_shows_what_was_written_beside_a_text_that_failed() -> None:
     llm = Elsewhere()
     maker = made(llm)
@@ -449,16 +482,12 @@ def test_no_record_is_in_what_a_failing_public_call_raises() -> None:
 # -- waves ------------------------------------------------------------------------------------------------------------
 
 
-class WatchedError(ValueError):
-    """One that can be watched."""
-
-
 def steps(place: int, num: int, log: list[Any], *, fails_at: int | None = None) -> EffectGenerator[int]:
     for step in range(num):
 
         def call(step: int = step) -> int:
             if step == fails_at:
-                raise WatchedError(place)
+                raise WatchedError(f"step {place}")
             return step
 
         async def acall(step: int = step) -> int:
@@ -474,7 +503,7 @@ def test_waves_end_when_the_longest_computation_does_and_an_error_ends_its_own(i
     walk = advance_together([steps(0, 1, log), steps(1, 3, log, fails_at=1), steps(2, 2, log)])
     outcomes = asyncio.run(run_async(walk)) if is_async else run_sync(walk)
     assert [outcome.value for outcome in outcomes] == [0, None, 2]
-    assert isinstance(outcomes[1].error, ValueError)
+    assert isinstance(outcomes[1].error, WatchedError)
     assert log == [(0, 0), (1, 0), (2, 0), (2, 1)]
 
 
