@@ -647,8 +647,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         known = PoolEntry.from_dict(entry)
         if known.status not in {"labelled", "rejected"} or known.label not in {None, *self.task.labels}:
             raise fail("checkpoint", "releases with labels of this task", f"status {known.status!r}")
-        # Not refused where it is blank: an earlier version labelled it, and it is paid for.
-        item = self._item_with(self.inputs.fields_of(known.fields))
+        item = self._item_of(known.fields)
         item.entry = replace(known, fields=item.entry.fields)
 
     def _job(self, item: PoolItem) -> InputJob:
@@ -676,9 +675,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def _item_of(self, public_input: Any) -> PoolItem:
         """Returns the item of an input, which is appended if it is new."""
-        return self._item_with(self.inputs.asked_of(public_input))
-
-    def _item_with(self, fields: Fields) -> PoolItem:
+        fields = self.inputs.asked_of(public_input)
         with self._growing.here:
             if (key := key_of(fields)) not in self._known:
                 self._known[key] = PoolItem(PoolEntry(fields=fields, label=None, status="waiting"))

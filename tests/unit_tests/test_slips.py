@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,6 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.pate.labeler import InputTemplate, PromptPATELabeler
 from langchain_dpicl.streams import PrivateStream
 
 CANARY = "zx-slip-canary-83"
@@ -722,18 +720,6 @@ def test_a_blank_text_is_not_labelled() -> None:
     with pytest.raises(ConfigurationError, match="public_inputs: expected inputs with text, found 'a blank one'"):
         PromptPATEExampleSelector.from_private_examples(declared(), public_inputs=["a", " "], **given, **wording)
     assert given["budget"].remaining_epsilon == 4.0
-
-
-def test_a_blank_text_that_was_labelled_before_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    private, budget = declared(), handler()
-    given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": budget, "epsilon": 1.0, "component": "labels"}
-    given |= {"example_prompt": ROW, "suffix": QUERY, "checkpoint": tmp_path / "labels.json", "max_queries": 2}
-    with monkeypatch.context() as patch:  # as it was in earlier versions
-        patch.setattr(InputTemplate, "asked_of", InputTemplate.fields_of)
-        before = PromptPATELabeler.from_private_examples(private, public_inputs=["a", " "], **given).run()
-    again = PromptPATELabeler.from_private_examples(private, public_inputs=["a"], **given)
-    assert [entry.fields["text"] for entry in again.run().entries] == ["a", " "]
-    assert len(before.entries) == 2
 
 
 def test_members_of_an_enumeration_of_texts_are_their_texts() -> None:
