@@ -446,6 +446,15 @@ class TestATurn:
         with closing(sqlite3.connect(house.memo)) as memo:
             assert memo.execute("SELECT count(*) FROM turns").fetchone() == (0,)
 
+    @pytest.mark.parametrize("kind", ["demo", "label"])
+    def test_that_ends_in_a_fault_says_what_was_paid(self, house: House, kind: str) -> None:
+        made = self.run_of(house, kind)
+        place, ask = self.asker(house, made._elsewhere.work)
+        with patch.object(place.memo, "remember", side_effect=MemoError("no space")):
+            answer = ask(self.job(made))
+        assert (answer.kind, answer.error, answer.tickets) == ("fault", "MemoError", 1)
+        assert lines(house, RESERVE) == 1
+
     def test_of_another_run_is_waited_for_and_then_told(self, house: House) -> None:
         made = self.run_of(house, "label")
         crew = made._elsewhere.executor
