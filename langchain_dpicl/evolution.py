@@ -772,11 +772,11 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         return (text_key,) if label_key is None else (text_key, label_key)
 
     def _open_items(self) -> Iterator[Population]:
-        """Yields the labels in their order; last those whose rounds the ledger refuses, which ends a run."""
-        return iter(sorted(super()._open_items(), key=self._is_refused))
+        """Yields the labels in their order; last those without a ticket, which end a run."""
+        return iter(sorted(super()._open_items(), key=self._has_no_ticket))
 
-    def _is_refused(self, item: Population) -> bool:
-        return item.owed > self.share.remaining(ROUND_TEMPLATE, label=item.label)
+    def _has_no_ticket(self, item: Population) -> bool:
+        return not self.share.remaining(ROUND_TEMPLATE, label=item.label)
 
     def _give_back(self, item: Population, events: RunEvents) -> None:
         if item.reservation is not None and item.reservation.unburnt:

@@ -289,6 +289,28 @@ def test_the_same_component_opened_again_has_the_rounds_that_came_back() -> None
     assert charged(budget) == 4
 
 
+def test_a_label_that_lost_every_ticket_keeps_no_other_from_its_rounds() -> None:
+    class Stopping(Topical):
+        is_stopping = True
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            if self.is_stopping and texts[0] == LABELLED[0]["text"]:
+                raise KeyboardInterrupt
+            return super().embed_documents(texts)
+
+    embeddings, budget = Stopping(), budget_of()
+    muse = Muse(says=["a card", "a film"] * 9)
+    search = SEARCH.replace(rounds=1)
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=muse, embeddings=embeddings, budget=budget, evolution=search)
+    with pytest.raises(KeyboardInterrupt):
+        made.run(progress=False)
+    embeddings.is_stopping = False
+    with pytest.raises(RunInterruptedError, match="declare another component"):
+        made.run(progress=False)
+    assert [example["queue"] for example in made.demonstrations] == ["arts"]
+    assert charged(budget) == 2
+
+
 def test_rounds_of_a_label_that_came_back_run_before_a_label_without_any_is_refused() -> None:
     budget, private = budget_of(), PrivateExamples(LABELLED, **BY_QUEUE)
     given = {"private": private, "budget": budget, "component": "texts", "evolution": SEARCH.replace(rounds=3)}
