@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -220,9 +221,15 @@ class SoftPromptBackend(Uncopyable):
     def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
         """Returns the ids of a row behind its soft prompt."""
         is_filled = self.fills_template and isinstance(prompt, str)  # and cut, to the length of training
-        used = self.prompts[name].num_virtual_tokens + (0 if is_filled else 1)  # a text that fits is not cut
-        cap = None if self._room.limit is None else max(self._room.limit - used, 1)
-        return self._room.ids(prompt, name if is_filled else None, cap=cap)
+        read = partial(self._room.ids, prompt, name if is_filled else None)
+        if self._room.limit is None:
+            return read(cap=None)
+        free = self._room.limit - self.prompts[name].num_virtual_tokens
+        if is_filled:
+            return read(cap=free)
+        # A text that fits is not cut for tokens that its answer may not need; another one leaves them room.
+        ids = read(cap=None)
+        return ids if len(ids) < free else read(cap=free - min(self.max_new_tokens, free // 2))
 
 
 class _PromptRunner:

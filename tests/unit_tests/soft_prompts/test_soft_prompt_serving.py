@@ -297,6 +297,14 @@ def test_a_text_that_fits_is_not_cut_for_tokens_that_an_answer_may_not_need() ->
     assert len(many) == 48 - 3 - len(engines[0].encode(text)) + 1
 
 
+@pytest.mark.parametrize(("max_new_tokens", "room"), [(8, 8), (99, 22)])
+def test_a_text_that_does_not_fit_leaves_the_room_that_is_asked_for(max_new_tokens: int, room: int) -> None:
+    small = HuggingFaceBackend(tiny_tuning.llama(context=48), tokenizer(), max_prompt_tokens=24, max_new_tokens=8)
+    given = {"fills_template": False, "max_new_tokens": max_new_tokens}
+    engine = SoftPromptBackend(small, prompt("llama", "soft_prompt"), **given)
+    assert len(list(engine.generate(["the sea is blue and wide, a lake is blue " * 9]))) == room + 1
+
+
 def test_texts_are_plain_text_and_the_context_is_kept() -> None:
     small = tiny_tuning.llama(context=48)
     served = SoftPromptBackend(
