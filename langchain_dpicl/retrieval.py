@@ -533,7 +533,7 @@ def least_votes(answers: LabelAnswers, plan: RetrievalPlan) -> float | None:
 
 
 def warn_of_noise(plan: RetrievalPlan, floor: float) -> None:
-    """Warns the program, before it pays, where no query can be answered, however many documents are near to it.
+    """Warns the program, before it pays, where even rows that all agree are below the floor in most queries.
 
     Args:
       plan: of the answers.
@@ -543,9 +543,11 @@ def warn_of_noise(plan: RetrievalPlan, floor: float) -> None:
     most = plan.public_size if slots is None else slots
     if floor > most:
         more = "" if slots is None or slots >= plan.public_size else ", more slots"
-        said = f"Noise alone reaches {floor:.0f} votes in one of twenty queries, more than the {most:,} rows of a query"
+        said = (
+            f"Noise alone reaches {floor:.0f} votes in one of twenty queries, and the rows of one are {most:,} at most"
+        )
         advice = f"Give fewer participations{more} or a larger epsilon."
-        warn_caller(NoisyPlanWarning(f"{said}, so that no answer says anything about the documents. {advice}"))
+        warn_caller(NoisyPlanWarning(f"{said}: most queries get no answer even where all rows agree. {advice}"))
 
 
 def open_balances(

@@ -484,7 +484,8 @@ class _ServedLLM(ServedFields, BaseLLM):
         LangChain's cache tells completion models apart by their fields, and does not look at the options of a call.
         """
         fields = {name: kwargs[name] for name in _FIELDS if kwargs.get(name) is not None}
-        if kwargs.get("logprobs"):
+        logprobs = kwargs.get("logprobs")
+        if logprobs is not None and logprobs is not False:  # 0 asks for those of the chosen tokens
             fields["cache"] = False
         model = self.model_copy(update=fields) if fields else self
         return model, {name: value for name, value in kwargs.items() if name not in _FIELDS}

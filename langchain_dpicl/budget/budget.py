@@ -512,12 +512,9 @@ class Budget(LedgerBudget):
         Raises:
           ConfigurationError: the prefix is no public name.
         """
-        is_known = check_name("prefix", prefix) in self._promises.names()
-        name = self._promises.fresh_name(prefix)
-        if name != prefix and self.durable and not is_known:
-            said = (
-                f"{prefix!r} is a share of this ledger by an earlier process; {name!r} is a new one at a further charge"
-            )
+        name = self._promises.fresh_name(check_name("prefix", prefix))
+        if name != prefix and self.durable and prefix not in self._promises.names():
+            said = f"{prefix!r} is a share by an earlier process; {name!r} is a new one, at a further charge"
             warn_caller(UserWarning(f"{said}. To go on with a share after a restart, give component= a name."))
         return name
 

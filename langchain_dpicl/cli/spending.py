@@ -365,7 +365,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
 
 def _holds_paid(run: Any, method: str) -> bool:
     """Whether a run holds what was paid for and it has not yielded: words without pairs, what its checkpoint holds."""
-    if run.is_finished or getattr(run, "topics", ()) or getattr(run, "step", 0):
+    if run.is_finished or any(getattr(run, name, None) for name in ("topics", "step", "demonstrations")):
         return True
     has_words = any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
     return has_words or (method in _GROWS and _is_paid(run.result, method))

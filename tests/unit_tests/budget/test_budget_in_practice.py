@@ -121,9 +121,7 @@ def test_a_component_without_a_name_is_named_anew_after_a_restart_with_a_warning
         names = [voter(private, first, component=None).share.component for _ in range(2)]
         assert names == ["voting", "voting-2"]
     voter(private, first).invoke(CARD)
-    with pytest.warns(
-        UserWarning, match="'voting' is a share of this ledger by an earlier process; 'voting-2' is a new"
-    ):
+    with pytest.warns(UserWarning, match="'voting' is a share by an earlier process; 'voting-2' is a new one"):
         assert voter(people(), restarted(path), component=None).share.component == "voting-2"
 
 

@@ -16,6 +16,7 @@ from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli import runs
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.released.labelled_pool import LabelledPool
 from langchain_dpicl.released.soft_prompt import SoftPrompt
@@ -166,6 +167,45 @@ def test_an_evolution_is_saved_and_printed_as_json(folder: Path, capsys: pytest.
     assert released.examples == ({"text": "a card payment was declined"},)
     assert json.loads(said.out) == json.loads((folder / "out.json").read_text())
     assert CANARY not in said.out + said.err
+
+
+def test_the_paid_label_of_an_evolution_is_saved_where_another_lost_its_tickets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ("a card payment was declined", "a boat on the sea")
+    rows = [{"text": texts[place % 2], "topic": ("good", "bad")[place % 2]} for place in range(600)]
+    (folder / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    declared = ("--set", "data.label_key=topic", "--set", 'data.labels=["good", "bad"]', "--public-size", "300")
+    kept = (
+        "--ledger",
+        "ledger.db",
+        "--component",
+        "evo",
+        "--checkpoint",
+        "kept",
+        "--out",
+        "out.json",
+        "--delta",
+        "1e-7",
+    )
+    given = ("--epsilon", "8", *EVOLVING, "--set", f"evolution.candidates={json.dumps(texts)}", *declared, *kept)
+    made = PrivateEvolution._keep
+
+    def stops(self: PrivateEvolution, population: Any, *more: Any) -> Any:
+        if population.label == "bad":  # as a process that is killed there
+            raise KeyboardInterrupt
+        return made(self, population, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateEvolution, "_keep", stops)
+        assert main(["evolve", "records.jsonl", *given]) == 130
+    (folder / "out.json").unlink(missing_ok=True)
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+    capsys.readouterr()
+    assert main(["evolve", "records.jsonl", *given]) == 4
+    assert "What was released is saved in out.json." in capsys.readouterr().err
+    assert [each["topic"] for each in ReleasedDemonstrations.load(folder / "out.json").examples] == ["good"]
 
 
 def train(*more: str) -> int:

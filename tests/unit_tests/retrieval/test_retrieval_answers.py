@@ -118,7 +118,7 @@ def test_a_plan_whose_noise_is_above_all_rows_is_named_before_it_is_paid(answers
             return DPRetrievalVotingRunnable.from_private_examples(private, task=TASK, **given)
         return DPRetrievalFreeFormRunnable.from_private_examples(private, answers=answers, **given)
 
-    with pytest.warns(NoisyPlanWarning, match="more than the 4 rows of a query.*fewer participations, more slots or"):
+    with pytest.warns(NoisyPlanWarning, match="the rows of one are 4 at most.*fewer participations, more slots or"):
         make(1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoisyPlanWarning)

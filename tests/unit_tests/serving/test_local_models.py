@@ -381,6 +381,7 @@ class TestChatDetails:
         assert len(cache._cache) == 3
         info = model.generate([PROMPT], logprobs=True, top_logprobs=2).generations[0][0].generation_info
         assert info["logprobs"]
+        assert model.generate([PROMPT], logprobs=0).generations[0][0].generation_info["logprobs"]
         assert len(cache._cache) == 3
 
     def test_a_cache_tells_models_of_one_name_apart(self):
