@@ -772,7 +772,7 @@ def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METH
 def read_table(key: str, kind: type[OptionT], value: Any) -> OptionT:
     """Returns a table of a file; a fault names it as the file does, not by the class."""
     try:
-        return kind.from_dict(_table(key, value))
+        return kind.from_dict(table_of(key, value))
     except ConfigurationError as error:
         fault = re.sub(rf"^{kind.__name__}(?=[.:])", lambda _: key, str(error))
     raise ConfigurationError(fault)
@@ -795,7 +795,7 @@ def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect
     is_table = key != "noise" and bool(options) and set(words) <= known
     if not is_table and not (options and isinstance(value, Mapping)):
         return tuple(value) if isinstance(value, list) else value
-    table = dict(_table(key, value))
+    table = dict(table_of(key, value))
     if isinstance(table.get("grammar"), Mapping):
         table["grammar"] = _grammar(table["grammar"])
     return _option(options, table)
@@ -834,9 +834,10 @@ def _grammar(table: Mapping[str, Any]) -> Any:
     return makers[kind](source)
 
 
-def _table(key: str, value: Any) -> Mapping[str, Any]:
+def table_of(key: str, value: Any) -> Mapping[str, Any]:
+    """Returns a table of a file; refuses anything else by its type, as it may be a key or an address."""
     if not isinstance(value, Mapping):
-        raise fail(key, "a table", value)
+        raise fail(key, "a table", type(value))
     return value
 
 

@@ -34,6 +34,7 @@ from langchain_dpicl.cli.inputs import (
     read_table,
     read_toml,
     settings_of,
+    table_of,
 )
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, VIOLATED, Explain, Parser
 from langchain_dpicl.cli.spending import rehearsed
@@ -148,7 +149,7 @@ def read_app(path: Path, ledger: str | None) -> App:
     shares = [_share_name(name, settings) for name, settings in doors.items()]
     if len(set(map(str, shares))) < len(shares):  # the second one would take the share of the first
         raise fail("component", f"a name of its own for each of {list(doors)}", shares)
-    named = _tables("tenants", given.pop("tenants", {}))
+    named = table_of("tenants", given.pop("tenants", {}))
     tenants = {_name(name): read_table(f"tenants.{name}", Access, table) for name, table in named.items()}
     operator = None if "operator" not in given else read_table("operator", Access, given.pop("operator"))
     limits = read_table("service", ServiceLimits, given.pop("service", {}))
@@ -167,12 +168,6 @@ def _share_name(name: str, settings: Settings) -> str:
     return settings.get("component") or name
 
 
-def _tables(name: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise fail(name, "a table", type(value).__name__)
-    return value
-
-
 def _name(tenant: str) -> str:
     """Returns the name of a tenant, which ledger, log and page can show."""
     if not tenant.strip() or not tenant.isprintable() or len(tenant) > _MOST_NAME:
@@ -183,7 +178,7 @@ def _name(tenant: str) -> str:
 def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
     """Returns the settings of a component; a table of its own stands in place of a shared one."""
     with _named(name):
-        settings = settings_of({**shared, **_tables(name, table)}, methods=_METHODS[name])
+        settings = settings_of({**shared, **table_of(name, table)}, methods=_METHODS[name])
         if given := sorted(settings.budget.to_dict()):
             advice = "All components spend the service's ledger: give epsilon in the component's own table."
             raise fail("budget", "no table, as the limits are the ledger's", given, advice)

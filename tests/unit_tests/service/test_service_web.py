@@ -218,6 +218,18 @@ async def test_the_words_of_a_foreign_error_are_nowhere(
         ("[tenants.acme]", '[tenants."a\\nb"]', None, "tenants: expected names"),
         ('key_env = "ACME_KEY"', f'key_env = "{CANARY}"', None, "Set the variable that tenants.acme.key_env names"),
         ('key_env = "ACME_KEY"', f'key = "{CANARY}"', None, "tenants.acme: expected options among ['key_env'"),
+        (
+            "[tenants.acme]",
+            f'[tenants]\ninitech = "{CANARY}"\n[tenants.acme]',
+            None,
+            "initech: expected a table, found str",
+        ),
+        (
+            '[operator]\nkey_env = "OPERATOR_KEY"',
+            f'operator = "{CANARY}"',
+            None,
+            "operator: expected a table, found str",
+        ),
     ],
 )
 def test_settings_that_let_the_wrong_ones_in_are_refused(
