@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import dataclasses
 import json
+import signal
 import sys
+import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -330,6 +333,28 @@ def dry_run(call: Call) -> int:
 # -- what is released ------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """Has SIGTERM, and a terminal that closes, stop what runs as Ctrl-C does, unless `nohup` lets it run on."""
+
+    def stop(*_: object) -> None:
+        for number in numbers:  # a shell that ends sends SIGHUP too: the second one would stop the save
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    can_be_set = threading.current_thread() is threading.main_thread()
+    known = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)) if can_be_set else ()
+    numbers = {number for number in known if signal.getsignal(number) == signal.SIG_DFL}
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@_stopped_like_ctrl_c()
 def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
     arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -1103,6 +1104,41 @@ class TestAnInterruptedRun:
         assert generate(records, out) == 130
         assert f"saved in {out}" in capsys.readouterr().err
         assert len(ReleasedDemonstrations.load(out).examples) == 1
+
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+    @pytest.mark.parametrize("ignored", [False, True])
+    def test_by_the_system_keeps_what_was_released_unless_the_signal_is_ignored(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, ignored: bool
+    ) -> None:
+        """A shell that ends may send SIGHUP again while the run saves."""
+        number, streamed, save = (
+            getattr(signal, name, signal.SIGTERM),
+            DemonstrationSynthesizer.stream,
+            ReleasedDemonstrations.save,
+        )
+
+        def send() -> None:
+            assert signal.getsignal(number) != signal.SIG_DFL, "the signal would end the process"
+            signal.raise_signal(number)
+
+        def then_stopped(self: DemonstrationSynthesizer, **options: Any) -> Iterator[Any]:
+            for item in streamed(self, **options):
+                yield item
+                send()
+
+        def stopped_again(self: ReleasedDemonstrations, path: Path) -> None:
+            send()
+            save(self, path)
+
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", then_stopped)
+        monkeypatch.setattr(ReleasedDemonstrations, "save", stopped_again)
+        before = signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        try:
+            assert generate(records, out := tmp_path / "out.json") == (0 if ignored else 130)
+            assert signal.getsignal(number) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+        finally:
+            signal.signal(number, before)
+        assert len(ReleasedDemonstrations.load(out).examples) == (2 if ignored else 1)
 
     def test_an_outage_of_the_ledger_behind_the_last_ticket_costs_no_demonstration(
         self,
