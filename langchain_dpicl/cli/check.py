@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._plain_files import unique_keys
 from langchain_dpicl._templates import is_field_name
 from langchain_dpicl.cli.inputs import (
     UNREADABLE,
@@ -207,9 +208,9 @@ def _read_line(found: _Found, number: int, line: str) -> None:
         found.broken["a JSON array; write one record per line"].append(number)
         return
     try:
-        found.records.append((number, json.loads(line)))
+        found.records.append((number, json.loads(line, object_pairs_hook=unique_keys)))
     except (ValueError, RecursionError):
-        found.broken["no JSON"].append(number)
+        found.broken["no JSON, or a key twice"].append(number)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------

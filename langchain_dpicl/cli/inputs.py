@@ -257,7 +257,7 @@ def _lines(file: IO[str]) -> Iterator[Any]:
     for place, (_, line) in enumerate(numbered_lines(file)):
         if not place and line.lstrip().startswith("["):
             raise _ArrayFoundError
-        yield json.loads(line)
+        yield json.loads(line, object_pairs_hook=unique_keys)
 
 
 def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:

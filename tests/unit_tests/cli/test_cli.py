@@ -884,6 +884,7 @@ class TestFormatsOfRecords:
             ),
             ("array.jsonl", b'\n[\n  {"text": "CANARY"}\n]', "found a JSON array; write one record per line"),
             ("pretty.jsonl", b'{\n"text": "CANARY"\n}', "found a broken line"),
+            ("twice.jsonl", b'{"text": "CANARY", "topic": "card", "topic": "card"}', "found a broken line"),
             ("latin.csv", "text,topic\nCANARY \xe9,card\n".encode("latin-1"), "in UTF-8, found a broken line"),
             ("open.csv", b'text,topic\n"CANARY,card\n', "found a broken line"),
             ("comma.csv", b"text,topic\nCANARY, unquoted,card\n", "found a broken line"),

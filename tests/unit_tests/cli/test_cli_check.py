@@ -203,8 +203,9 @@ def test_what_it_says_is_refused_is_what_private_examples_refuse(check: Any, tmp
 
 
 def test_lines_that_cannot_be_read_are_named(check: Any, tmp_path: Path) -> None:
-    out = check(written(tmp_path / "r.jsonl", [{"text": "a"}, "{nope", '["x"]']), code=1)
-    assert "cannot be read: 1, no JSON (line 2)" in out
+    lines = [{"text": "a"}, "{nope", '["x"]', '{"text": "a", "user": 1, "user": 2}']
+    out = check(written(tmp_path / "r.jsonl", lines), code=1)
+    assert "cannot be read: 2, no JSON, or a key twice (line 2, 4)" in out
     assert "cannot be read: 1, a JSON array; write one record per line (line 3)" in out
     broken = tmp_path / "r.csv"
     broken.write_text("text,queue\na,b,c\nd,e\n")
