@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from langchain_dpicl.backends.sync_async import run_in_thread
+from langchain_dpicl.reports.rendering import own_version
 from langchain_dpicl.service.service import (
     BUDGET,
     DEMONSTRATIONS,
@@ -60,7 +61,7 @@ def create_server(service: Service, tenant: Tenant | None = None) -> Server[Any]
             return _result(str(found["answer"]) if "answer" in found else json.dumps(found), found)
         return _result(refused.detail, refused.to_dict(), is_error=True)
 
-    return Server("dpicl", instructions=_INSTRUCTIONS, on_list_tools=listed, on_call_tool=called)
+    return Server("dpicl", version=own_version(), instructions=_INSTRUCTIONS, on_list_tools=listed, on_call_tool=called)
 
 
 def tools_of(service: Service) -> list[Tool]:

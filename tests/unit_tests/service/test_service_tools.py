@@ -29,6 +29,7 @@ import uvicorn
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+import langchain_dpicl
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.backends.sync_async import Call
 from langchain_dpicl.budget.budget import Budget
@@ -72,6 +73,8 @@ def refused(result: Any) -> str:
 async def test_every_tool_answers_its_tenant(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with Client(create_server(service, Tenant("acme", 2))) as client:
+        assert client.server_info is not None
+        assert client.server_info.version == langchain_dpicl.__version__
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {*tools} == TOOLS
         assert tools["ask"].input_schema["additionalProperties"] is False
