@@ -97,7 +97,9 @@ def test_ten_thousand_mixed_payloads_become_valid_rows() -> None:
 
 
 def chat(*found: object) -> dict[str, Any]:
-    return {"content": [{"token": "x", "logprob": -1.0, "top_logprobs": list(found)}]}
+    """What is written is the first entry, as of a server that reports it among the others."""
+    written = found[0] if found and isinstance(found[0], dict) else {}
+    return {"content": [{**written, "top_logprobs": list(found)}]}
 
 
 def entry(token: object, logprob: object, **more: object) -> dict[str, Any]:
@@ -156,6 +158,17 @@ def test_every_shape_reads_the_same_probabilities(shape: Any) -> None:
 def test_only_the_first_position_is_read() -> None:
     payload = {"content": [*chat_payload({"a": 0.5})["content"], *chat_payload({"b": 0.5})["content"]]}
     assert next_token(payload) == pytest.approx({b"a": 0.5})
+
+
+def test_a_written_token_that_a_server_leaves_out_of_the_likeliest_counts() -> None:
+    """LMDeploy lists the others alone: the second likeliest label would win in every row."""
+    others = [entry(" cash", math.log(0.04)), entry("\ufffd", math.log(0.01), bytes=[195])]
+    place = {**entry(" card", math.log(0.9)), "top_logprobs": others}
+    assert next_token({"content": [place]}) == pytest.approx({b" card": 0.9, b" cash": 0.04})
+    listed = {**place, "top_logprobs": [entry(" card", math.log(0.9), bytes=list(b" card")), *others]}
+    assert next_token({"content": [listed]}) == pytest.approx({b" card": 0.9, b" cash": 0.04})
+    half = {**entry("\ufffd", math.log(0.5), bytes=[196]), "top_logprobs": [*others, entry(" card", math.log(0.3))]}
+    assert next_token({"content": [half]}) == pytest.approx({b" card": 0.3, b" cash": 0.04})
 
 
 def test_reported_bytes_win_over_the_text() -> None:

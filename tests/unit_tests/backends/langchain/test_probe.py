@@ -432,6 +432,22 @@ class TestWhetherTheServerGoesOn:
         with pytest.raises(CapabilityError, match=r"without the spaces before them.*return_tokens_as_token_ids"):
             LangChainBackend(kind(answer=odd_rows(words), bare=True))
 
+    @pytest.mark.parametrize("mark", ["\u0120", "\u2581"])
+    def test_is_not_asked_of_a_server_that_spells_tokens_as_its_vocabulary_does(self, mark: str) -> None:
+        class Marked(WritingChat):
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                result = super()._generate(*args, **kwargs)
+                places = (result.generations[0].generation_info["logprobs"] or {"content": []})["content"]
+                for entry in [entry for place in places for entry in (place, *place["top_logprobs"])]:
+                    entry.pop("bytes", None)
+                    entry["token"] = entry["token"].replace(" ", mark)
+                return result
+
+        words = [f" w{number}" for number in range(16)]
+        for more in ({}, {"continuation": "instruct"}):
+            with pytest.raises(CapabilityError, match=r"with marks in place of their spaces.*return_tokens_as_token"):
+                LangChainBackend(Marked(answer=odd_rows(words)), **more)
+
 
 class TestVllmSwitches:
     """They go out with a prefix only, on top of what the model and its bindings send."""
