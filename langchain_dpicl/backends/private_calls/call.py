@@ -298,7 +298,9 @@ class ClassifiedError(NamedTuple):
 def classify_error(error: BaseException, *, explain: Literal["", "kind", "text"]) -> ClassifiedError:
     """Classifies a failure, and never raises, although attributes of the exception may; `explain`: see `Request`."""
     try:
-        status = _status(error)
+        # LangChain's classes raise errors of their own from those of the SDK, which know the status.
+        told = next((one for one in _error_chain(error, causes_alone=True) if _status(one)), error)
+        status = _status(told)
         names = [base.__name__ for base in type(error).__mro__]
         busy = status in _BUSY_STATUS or status >= 500 or isinstance(error, TimeoutError | ConnectionError)
         busy = busy or (status == 0 and any(mark in name for name in names for mark in _BUSY_NAMES))
@@ -306,7 +308,7 @@ def classify_error(error: BaseException, *, explain: Literal["", "kind", "text"]
         lost = any(isinstance(one, RuntimeError) and _OTHER_LOOP.search(str(one)) for one in _error_chain(error))
         detail = names[0] + (f" (HTTP {status})" if status else "") if explain else ""
         detail += f": {_one_line(error)[:300]}" if explain == "text" else ""
-        return ClassifiedError("loop" if lost else "busy" if busy else "content", _retry_after(error), detail)
+        return ClassifiedError("loop" if lost else "busy" if busy else "content", _retry_after(told), detail)
     except Exception:  # noqa: BLE001  see the docstring
         return ClassifiedError("content")
 
@@ -316,12 +318,12 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).partition(" For further information visit ")[0]
 
 
-def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
+def _error_chain(error: BaseException | None, *, causes_alone: bool = False) -> Iterator[BaseException]:
     for _ in range(10):
         if error is None:
             return
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if causes_alone else error.__context__)
 
 
 def _status(error: BaseException) -> int:

@@ -372,6 +372,10 @@ class TestWaiting:
             error = type("ServiceError", (Exception,), places)("x")
             after = 3.0 if "response" in places else None
             assert classify_error(error, explain="") == ClassifiedError(fault, after)  # type: ignore[arg-type]
+            (told := Exception("of LangChain's class for Google")).__cause__ = error
+            assert classify_error(told, explain="") == ClassifiedError(fault, after)  # type: ignore[arg-type]
+            (handled := Exception("of another fault")).__context__ = error
+            assert classify_error(handled, explain="") == ClassifiedError("content")
         for code in (status, str(status)):  # of a reply of status 200, by LangChain's classes for OpenAI
             body = ValueError({"message": "x", "code": code})
             assert classify_error(body, explain="") == ClassifiedError(fault)  # type: ignore[arg-type]
