@@ -417,9 +417,9 @@ def _size_of(data: Data, found: _Found, labels: Sequence[str] | None) -> Any:
     total = _round(len(set(names)))
     if labels is None or data.label_key is None:
         return total
-    own: dict[Any, list[str]] = defaultdict(list)
+    known, own = frozenset(labels), defaultdict[Any, list[str]](list)
     for name, (_, value) in zip(names, found.values(data.label_key), strict=True):
-        if _is_label(value) and (label := label_text(value)) in labels:
+        if _is_label(value) and (label := label_text(value)) in known:
             own[name].append(label)
     counts = Counter(unit_label(each, tuple(labels)) for each in own.values())
     sizes = {label: _round(counts[label]) for label in labels}

@@ -168,11 +168,12 @@ def complete_private(
 def complete_public(engine: Engine, rows: Sequence[Sequence[int]], job: CompletionRequest) -> list[str]:
     """Returns one text per PUBLIC row, at the rows' own lengths."""
     texts: list[str] = []
-    # A row that leaves less room would end the others too.
-    at_once = engine.row_batch if engine.left_after(max(map(len, rows), default=0)) >= job.max_tokens else 1
-    for start in range(0, len(rows), at_once):
-        block = rows[start : start + at_once]
-        steps = min(job.max_tokens, engine.left_after(max(map(len, block))))
+    todo = list(rows)
+    while todo:
+        steps = min(job.max_tokens, engine.left_after(len(todo[0])))
+        fits = [min(job.max_tokens, engine.left_after(len(row))) == steps for row in todo[: engine.row_batch]]
+        count = (*fits, False).index(False)  # a row that leaves less room would end the others too
+        block, todo = todo[:count], todo[count:]
         shape = _shape(engine, block, max(steps, 1))
         texts += engine.public(lambda s=shape, b=block, n=steps: _write(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
     return texts
