@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -29,6 +29,7 @@ from langchain_dpicl.backends.base import (
     Token,
 )
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
+from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.backends.sync_async import (
     LEAST_BESIDE,
     Blocking,
@@ -161,11 +162,12 @@ def calibrate_contextually(own: list[float], content_free: Sequence[list[float]]
 
 
 def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tuple[Token, str]]) -> dict[Token, int]:
-    """Returns the tokens that begin texts of exactly one label, with that label's place; case does not count."""
-    begun = _beginnings(labels)
+    """Returns the tokens that begin texts of exactly one label, with that label's place, as `tokens_of_bytes`."""
+    own = _own_beginnings(labels)
     label_of: dict[Token, int] = {}
     for token, text in decoded:
-        place = begun.get(text.lstrip().casefold())
+        word = text.lstrip()
+        place = own.get(word if word == text else f" {word}")
         if place is not None:
             label_of[token] = place
     return _each_has_one(labels, label_of, set(label_of.values()))
@@ -174,28 +176,22 @@ def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tupl
 def tokens_of_bytes(
     labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
 ) -> dict[Token, int]:
-    """Returns what `tokens_of_vocabulary` does for an unknown vocabulary: every byte string that may be such a token.
+    """Returns the tokens that begin texts of exactly one label, of all byte strings that may be such a token.
 
     With and without a space in front; as written, lower, upper and capitalised; whole characters only. Beginnings that
-    run beyond the first token are included, but do not count as distinguishing.
+    run beyond the first token are included, but do not count as distinguishing. Shorter ones are other words:
+
+    - where the tokenizer is known, all that are shorter than its own first token of the spelling;
+    - else those in `STOP_WORDS` as sentences write them (" a", " in", "In", "The"), unless one is the text's own first
+      word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not.
 
     Args:
       labels: the texts of each label.
       encode: the model's tokenizer; None: unknown, so that first tokens end where those of usual tokenizers do.
     """
-    begun = _beginnings(labels)
-    label_of: dict[Token, int] = {}
-    first: list[Token] = []
-    for text in chain.from_iterable(map(_spellings, chain.from_iterable(labels))):
-        for length in range(1, len(text) + 1):
-            place = begun.get(text[:length].casefold())
-            if place is not None:
-                token = text[:length].encode()
-                label_of[token] = label_of[b" " + token] = place
-        if encode is not None:
-            first += [*encode(text)[:1], *encode(f" {text}")[:1]]
-        elif (piece := _FIRST_PIECE.match(text)) is not None:
-            first.append(piece[0].encode())
+    own = _own_beginnings(labels, encode)
+    first = [token for text in _all_spellings(labels) for token in _first_tokens(text, encode)]
+    label_of: dict[Token, int] = {text.encode(): place for text, place in own.items()}
     served = {label_of[token] for token in first if token in label_of}
     return _each_has_one(labels, label_of, served, _GUESSED if encode is None else "")
 
@@ -208,7 +204,8 @@ def _each_has_one(
         raise ConfigurationError(
             "expected verbalizers whose first tokens distinguish the labels (this model reports next tokens only), "
             f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
-            f"the first token of another (of 'Q1' that is 'Q'), or take votes=\"text\"{advice}"
+            "the first token of another (of 'Q1' that is 'Q'), and show them in the prompt, or take votes=\"text\""
+            f"{advice}"
         )
     return label_of
 
@@ -225,9 +222,54 @@ def _beginnings(labels: Sequence[Sequence[str]]) -> dict[str, int | None]:
     return begun
 
 
+def _own_beginnings(
+    labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
+) -> dict[str, int]:
+    """Returns the beginnings that count for a label, with and without a space; see `tokens_of_bytes`."""
+    begun = _beginnings(labels)
+    own: dict[str, int] = {}
+    for text in _all_spellings(labels):
+        known = _first_tokens(text, encode) if encode is not None else ()
+        for space, length in product(("", " "), range(1, len(text) + 1)):
+            place = begun.get(text[:length].casefold())
+            first = tuple([token for token in known if token.startswith(b" ") == bool(space)])
+            spelled = space + text[:length]
+            if place is not None and (
+                spelled.encode().startswith(first) if first else not _is_other_word(text, length, space)
+            ):
+                own[spelled] = place
+    return own
+
+
+def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:
+    """Returns the first token of a text with and without a space, or else its guess; none that is white space alone."""
+    if encode is None:
+        return [_first_piece(text).encode()]
+    found = (*encode(text)[:1], *encode(f" {text}")[:1])
+    return [token for token in found if isinstance(token, bytes) and token.strip()]
+
+
+def _is_other_word(text: str, length: int, space: str) -> bool:
+    """Whether a beginning that is shorter than the first word is a word by itself, written as sentences write it."""
+    beginning = text[:length]
+    is_word = length < len(_first_piece(text)) and beginning.casefold() in STOP_WORDS
+    return is_word and (beginning.istitle() or (space == " " and beginning.islower()))
+
+
+def _first_piece(text: str) -> str:
+    piece = _FIRST_PIECE.match(text)
+    return piece[0] if piece is not None else text
+
+
+def _all_spellings(labels: Sequence[Sequence[str]]) -> Iterator[str]:
+    return chain.from_iterable(map(_spellings, chain.from_iterable(labels)))
+
+
 def _spellings(text: str) -> Iterator[str]:
+    """Yields a text as it is, and in other cases unless it begins with the letter "A" or "I", in one case a word."""
     plain = text.strip()
-    yield from dict.fromkeys((plain, plain.lower(), plain.capitalize(), plain.upper()))
+    is_letter = _first_piece(plain).casefold() in {"a", "i"}
+    yield from [plain] if is_letter else dict.fromkeys((plain, plain.lower(), plain.capitalize(), plain.upper()))
 
 
 def _check_sequence(values: object) -> Sequence[object] | None:

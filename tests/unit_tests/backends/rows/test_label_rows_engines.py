@@ -91,7 +91,7 @@ class TestEmbedded:
 QUEUES = (("card",), ("cash machine", "ATM"), ("fee",))
 TOPS: Mapping[str, Mapping[str, float]] = {
     "aaa": {"card": 0.3, " Card": 0.1, "C": 0.2, "ATM": 0.05, "cash": 0.05, "the": 0.2},
-    "bbb": {" fee": 0.5, "F": 0.1, " at": 0.1, "\n": 0.2},
+    "bbb": {" fee": 0.5, "F": 0.1, " AT": 0.1, "\n": 0.2},
     "none": {"I": 0.9, "cannot": 0.05},
 }
 OTHER = {"card": 0.2, "cash": 0.2, "fee": 0.4, "w": 0.02, "x": 0.02, "y": 0.02, "z": 0.02}
@@ -134,6 +134,15 @@ class TestFirstTokens:
         assert asked_public(rows, ("none", "N/A"), is_async=is_async).tolist() == [0.0, 0.0, 0.0]
         with pytest.raises(ModelCallError, match="a public call"):
             asked_public(rows, ("fails", "N/A"), is_async=is_async)
+
+    @pytest.mark.parametrize("model", [ScriptedLLM, ScriptedChat], ids=["completion", "chat"])
+    def test_an_article_that_begins_any_answer_outweighs_no_label_that_is_named(self, model: Any) -> None:
+        labels = (("asthma",), ("diabetes",), ("invoice",))
+        answers = {"query": {" diabetes": 0.96, " a": 0.02, " I": 0.01}, "free": {" diabetes": 0.96, " a": 0.005}}
+        named = as_choice_backend(model(answer=by_word(answers, OTHER)))
+        for rows in (LabelRows(named, labels, calibrate=calibrate) for calibrate in (False, True)):
+            assert asked(rows, (("query", "free"),)).tolist() == [[0.0, 1.0, 0.0]]
+            assert asked_public(rows, ("query", "free")).tolist() == [0.0, 1.0, 0.0]
 
     def test_a_server_with_its_whole_vocabulary_is_read_by_that(self) -> None:
         table = {" card": 0.25, "CASH": 0.25, "fee": 0.125, "ca": 0.125, "x": 0.25}

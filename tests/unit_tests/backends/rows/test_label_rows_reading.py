@@ -267,6 +267,10 @@ class TestTokensOfAVocabulary:
             tokens_of_vocabulary(tuple(map(tuple, labels)), known)
         assert 'votes="text"' in str(caught.value)
 
+    def test_words_that_begin_any_answer_are_left_out(self) -> None:
+        known = vocabulary(" a", " as", " As", "as", " ast", " or", " ord", "a", "A", "I")
+        assert tokens_of_vocabulary([["asthma"], ["order"], ["invoice", "I"]], known) == {3: 0, 4: 0, 6: 1, 7: 0, 9: 2}
+
     def test_another_text_may_serve_a_label(self) -> None:
         known = vocabulary("card", "fee", "pay")
         assert tokens_of_vocabulary([["card", "fee"], ["card payment", "payment"]], known) == {1: 0, 2: 1}
@@ -283,6 +287,23 @@ class TestTokensOfBytes:
         assert not {b"b", b"bi", b"B", b"Bi", b" bi", b"BI"} & set(found)
         assert found[b"bil"] == found[b" Bill"] == found[b"BIL"] == 0
         assert found[b"big"] == found[b" BIG"] == 1
+
+    def test_words_that_begin_any_answer_are_left_out(self) -> None:
+        found = tokens_of_bytes([["asthma"], ["invoice"], ["order"], ["Theft"]])
+        words = ("a", "A", "as", "As", "i", "I", "in", "In", "or", "Or", "the", "The")
+        assert not {f" {word}".encode() for word in words} & set(found)
+        assert not {word.encode() for word in words if word.istitle()} & set(found)
+        assert [found[token] for token in (b"as", b" AS", b" ast", b"in", b"IN", b" Inv", b" ord", b"the", b" theft")] == [
+            *[0] * 3, *[1] * 3, 2, *[3] * 2
+        ]  # fmt: skip
+
+    def test_such_a_word_counts_where_it_is_the_first_of_a_label(self) -> None:
+        found = tokens_of_bytes([["no"], ["in progress"], ["other"]])
+        assert [found[token] for token in (b" no", b" No", b"No", b" in", b"In", b" Other")] == [0, 0, 0, 1, 1, 2]
+
+    def test_the_letter_a_is_not_the_article(self) -> None:
+        found = tokens_of_bytes([[" A"], [" B"], ["i1"]])
+        assert set(found) == {b"A", b" A", b"B", b" B", b"b", b" b", b"i", b" i", b"i1", b" i1"}
 
     def test_only_whole_characters_are_tokens(self) -> None:
         spelled = {space + text for space in ("", " ") for text in ("退", "退款", "换", "换货")}
@@ -343,10 +364,20 @@ class TestTokensOfBytes:
 
     def test_a_known_tokenizer_says_where_the_first_token_ends(self) -> None:
         labels = [["24h"], ["25h"]]
-        assert tokens_of_bytes(labels, cut(r"[ \w]\d|\w+")) == tokens_of_bytes(labels)
+        assert set(tokens_of_bytes(labels, cut(r"[ \w]\d|\w+")).values()) == {0, 1}
         with pytest.raises(ConfigurationError, match=r"\('24h',\), \('25h',\).*or take votes=.text.$"):
             tokens_of_bytes([("24h",), ("25h",)], cut(r" ?\d|\w+"))
         assert set(tokens_of_bytes([["Q1"], ["Q2"]], cut(r" ?\w+")).values()) == {0, 1}
+
+    def test_no_beginning_is_shorter_than_the_first_token_of_a_known_tokenizer(self) -> None:
+        found = tokens_of_bytes([["asthma"], ["fee"]], cut(r" \w{3}|\w{2}"))
+        lower = [token for token in found if found[token] == 0 and token.islower()]
+        assert lower == [b"as", b"ast", b"asth", b"asthm", b"asthma", b" ast", b" asth", b" asthm", b" asthma"]
+        assert found[b"As"] == 0  # a word by itself, but the tokenizer begins "Asthma" with it
+
+    def test_what_a_tokenizer_with_a_space_before_any_text_leaves_open_is_guessed(self) -> None:
+        found = tokens_of_bytes([["asthma"], ["fee"]], lambda text: cut(r" \w{3}| ")(f" {text}"))
+        assert [token for token in found if token.endswith((b"s", b"st"))] == [b"as", b"ast", b" ast", b"Ast", b" Ast"]
 
     def test_a_first_token_counts_in_any_spelling_with_a_space_in_front_or_without(self) -> None:
         def spelled_out_but(word: str) -> Callable[[str], list[bytes]]:
