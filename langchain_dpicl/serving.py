@@ -951,7 +951,8 @@ class LabelClassifier(PublicRunnable[Any, str]):
             return [float(label == self._otherwise) for label in self.labels]
         return ModelCallError(
             f"the answer to a public prompt names none of the labels {self.labels!r}. Ask for a label in the prompt, "
-            "or give LabelAnswers(other_label=...), the label that such an answer counts as."
+            "which has to show verbalizers that the model does not write by itself, or give "
+            "LabelAnswers(other_label=...), the label that such an answer counts as."
         )
 
     def _stack(self, rows: Sequence[LabelScores | Exception]) -> Rows:

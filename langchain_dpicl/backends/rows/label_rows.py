@@ -582,11 +582,13 @@ MOST_AT_ONCE = 64
 """Public prompts per call of the engine, content-free ones included."""
 
 _NO_LABEL = (
-    "The answer to a public prompt gives no label any probability ({}): rows with such answers {}. Say in the prompt "
-    "that a label is wanted, give verbalizers as the model writes them, or switch its thinking off."
+    "The answer to a public prompt gives no label any probability ({}): rows with such answers {}. Rows that show "
+    'records can name one where only records show how it is written (" X", "3"). Say in the prompt that a label is '
+    "wanted, give verbalizers as the model writes them, or switch its thinking off; where the model writes the space "
+    "before a label as a token of its own, end the prompt with a space."
 )
-_ABSTAIN = "abstain alike, private ones at the full charge, so that noise alone decides"
-_COUNT_FOR_NONE = "count for none, private ones at the full charge, so that the input gets no label"
+_ABSTAIN = "abstain too, private ones at the full charge, and if all do, noise alone decides"
+_COUNT_FOR_NONE = "count for none, private ones at the full charge, and if all do, the input gets no label"
 
 _ALONE_AT_ONCE = 8
 """Public prompts that are asked again at once, each alone, where every error is kept."""
@@ -608,7 +610,7 @@ class LabelRows:
     - "text votes": 1 for the label that the answer names, or zeros.
     - "first tokens": the probability of the tokens that begin texts of one label alone, renormalised over the labels.
       The tokens are chosen at construction, from the vocabulary, or from the texts and the tokenizer, if known, and
-      are public.
+      are public; see `tokens_of_bytes`.
 
     Calibrated rows are divided by the mean of the same row's probabilities on its content-free prompts and
     renormalised (Zhao et al., 2021). A content-free prompt that failed is left out of the mean; without any, the row

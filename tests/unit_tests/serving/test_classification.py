@@ -261,6 +261,14 @@ def test_a_label_that_begins_another_is_refused_where_only_first_tokens_are_seen
     assert told.batch(["x"]) == labels[1:]
 
 
+def test_verbalizers_that_the_prompt_does_not_show_are_an_error_and_never_the_first_label():
+    engine = TopTokens(lambda _prompt: {" P": 0.9, " a": 0.05, "The": 0.01})
+    codes = {"P1": " A", "P2": " B"}
+    unseen = LabelClassifier(engine, labels=list(codes), prompt=PROMPT, verbalizers=codes)
+    with pytest.raises(ModelCallError, match="has to show verbalizers"):
+        unseen.probabilities(["x"])
+
+
 def test_first_tokens_are_calibrated_like_whole_labels():
     def tokens(prompt):
         query = prompt.removeprefix("Ticket: ").removesuffix("\nQueue:")

@@ -657,7 +657,10 @@ class TestPublicPrompts:
                 asked_public(rows, (prompt, "b"), is_async=is_async)
             assert [warning.category for warning in caught] == [NoisyPlanWarning]
             said = str(caught[0].message)
-            assert re.search(r"gives no label any probability \(first tokens\): rows .* abstain alike", said)
+            assert re.search(
+                r"gives no label any probability \(first tokens\): rows .* abstain too.* if all do, noise alone", said
+            )
+            assert "Rows that show records can name one" in said
             asked_public(LabelRows(engine, LABELS, calibrate=calibrate), ("a", "b"), is_async=is_async)
             assert len(caught) == 2
 
