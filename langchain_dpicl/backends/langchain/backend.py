@@ -66,8 +66,8 @@ class LangChainBackend(TextEngine):
       eos_texts: how the provider spells the end of a text, in place of the known spellings of many model families.
       tokenizer: the model's tokenizer (a `tiktoken.Encoding`, one of transformers, or anything with `encode`), or the
         name of an encoding of tiktoken, loaded when it is needed. It turns token ids into bytes where the server
-        reports ids, counts for `count_tokens`, and says which labels differ in their first token. None: ids stay
-        unread, text is counted in UTF-8 bytes, and first tokens are guessed.
+        reports ids, counts for `count_tokens`, and says with which tokens labels begin. None: ids stay unread, text is
+        counted in UTF-8 bytes, and first tokens are guessed.
       text_options: further arguments of `complete`; they go before temperature 0, and None leaves one out.
       retry: how long each row's call is waited for.
 

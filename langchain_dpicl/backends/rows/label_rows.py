@@ -242,11 +242,12 @@ def _own_beginnings(
 
 
 def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:
-    """Returns the first token of a text with and without a space, or else its guess; none that is white space alone."""
+    """Returns the first tokens of a text with and without a space that spell some of it, or the guess."""
     if encode is None:
         return [_first_piece(text).encode()]
-    found = (*encode(text)[:1], *encode(f" {text}")[:1])
-    return [token for token in found if isinstance(token, bytes) and token.strip()]
+    found, spelled = (*encode(text)[:1], *encode(f" {text}")[:1]), f" {text}".encode()
+    tokens = [token for token in found if isinstance(token, bytes) and token.strip()]
+    return [token for token in tokens if spelled.startswith((token, b" " + token))]
 
 
 def _is_other_word(text: str, length: int, space: str) -> bool:

@@ -379,6 +379,11 @@ class TestTokensOfBytes:
         found = tokens_of_bytes([["asthma"], ["fee"]], lambda text: cut(r" \w{3}| ")(f" {text}"))
         assert [token for token in found if token.endswith((b"s", b"st"))] == [b"as", b"ast", b" ast", b"Ast", b" Ast"]
 
+    def test_a_first_token_that_spells_another_text_leaves_the_guess(self) -> None:
+        found = tokens_of_bytes([["asthma"], ["invoice"]], lambda text: cut(r" ?\w{4}|\W")(text.lower()))
+        assert [token for token in found if token.endswith((b"s", b"st"))] == [b"Ast", b" Ast"]
+        assert found[b" Asth"] == found[b"AST"] == found[b"asth"] == 0
+
     def test_a_first_token_counts_in_any_spelling_with_a_space_in_front_or_without(self) -> None:
         def spelled_out_but(word: str) -> Callable[[str], list[bytes]]:
             return lambda text: [word.encode()] if text == word else [text.encode()[:1]]
