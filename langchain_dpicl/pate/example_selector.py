@@ -946,8 +946,8 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
 
     def _grow(self, example: dict[str, str]) -> EffectGenerator[str | None]:
         """Adds an example with the label of the teachers (an effect generator)."""
-        if (public_one := self._given(example)) is not None:
-            return public_one.label
+        if (given := self._given(example)) is not None:
+            return given.label
         teachers = self._teachers()
         entry: PoolEntry = yield Call(partial(teachers.label, example), partial(teachers.alabel, example))
         yield from self._learn(entry)
@@ -1014,9 +1014,10 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         return self._labeler
 
     def _given(self, example: Any) -> PoolEntry | None:
-        """Returns the entry of an input with a public label, which is not charged."""
+        """Returns the entry of an input that the pool answers, which is not charged; the labeler may not know it."""
         fields = self._teachers().inputs.fields_of(example)
-        return next((entry for entry in self._labels.public if entry.fields == fields), None)
+        known = (entry for entry in self._labels.entries if entry.status != "waiting")
+        return next((entry for entry in known if entry.fields == fields), None)
 
     def _adopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
         """Puts an entry into the pool; returns the arguments of `Strategy.add`, or None if there is nothing to add."""

@@ -476,6 +476,19 @@ def test_add_example_labels_one_more_input_and_pays_for_it_once(awaited: bool) -
 
 
 @pytest.mark.parametrize("awaited", [False, True])
+def test_a_label_in_the_pool_is_not_paid_for_again_by_a_labeler_that_does_not_know_it(awaited: bool) -> None:
+    """The pool of an earlier process, and a labeler on the component that paid, without a checkpoint."""
+    private, budget, terms = examples(), house(), {"component": "faq", "max_queries": 9}
+    paid = selector(private, budget=budget, public_inputs=[CARD, WIRE, MUTE], **terms)
+    other = labeler(private, budget=budget, public_inputs=[], **terms)
+    made = PromptPATEExampleSelector(paid.pool, labeler=other)
+    assert [add(made, {"text": text}, awaited) for text in (CARD, WIRE, MUTE)] == ["card", "transfer", None]
+    assert counts(budget)["reserve label"] == 3
+    assert add(made, {"text": "new card"}, awaited) == "card"
+    assert counts(budget)["reserve label"] == 4
+
+
+@pytest.mark.parametrize("awaited", [False, True])
 def test_add_example_says_when_nothing_is_left_and_costs_nothing_in_an_outage(awaited: bool) -> None:
     spy = Spy()
     made = selector(llm=spy, max_queries=7)
