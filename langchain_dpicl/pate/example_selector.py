@@ -163,7 +163,10 @@ class _ByLength(Strategy):
 
     @override
     def add(self, example: Example, input_text: str) -> None:
-        self._selector.add_example(self._filled(example))
+        filled, selector = self._filled(example), self._selector
+        # Not by LangChain's `add_example`, which adds the length last: another thread may select meanwhile.
+        selector.example_text_lengths.append(selector.get_text_length(filled["text"]))
+        selector.examples.append(filled)
 
     def _filled(self, example: Example) -> dict[str, Any]:
         """Returns the example beside its text: a template of LangChain's takes no field called `stop`."""
@@ -955,9 +958,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
 
     def _learn(self, entry: PoolEntry) -> EffectGenerator[None]:
         """Puts an entry into the pool and, if it is a new example, into the strategy (an effect generator)."""
-        news = yield self._change(partial(self._adopt, entry))
-        if news is not None:
-            self._strategy.add(*news)
+        yield self._change(partial(self._adopt, entry))
 
     def _change(self, action: Callable[[], Any]) -> Call:
         """Returns the call of a change to the pool, which may wait for the labeler's ledger."""
@@ -1019,8 +1020,8 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         known = (entry for entry in self._labels.entries if entry.status != "waiting")
         return next((entry for entry in known if entry.fields == fields), None)
 
-    def _adopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
-        """Puts an entry into the pool; returns the arguments of `Strategy.add`, or None if there is nothing to add."""
+    def _adopt(self, entry: PoolEntry) -> None:
+        """Puts an entry into pool and strategy, in one step: a cancellation comes before both or after both."""
         with self._lock.here:
             places = [place for place, known in enumerate(self._labels.entries) if known.fields == entry.fields]
             is_news = not places or self._labels.entries[places[0]].label is None
@@ -1030,7 +1031,8 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
                 self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
             if report is not None:
                 self._labels = replace(self._labels, report=report)
-        return (self._labels.example_of(entry), _text_of(entry)) if is_news and entry.label is not None else None
+            if is_news and entry.label is not None:
+                self._strategy.add(self._labels.example_of(entry), _text_of(entry))
 
     def _escape(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:
         if not self.escape_braces:

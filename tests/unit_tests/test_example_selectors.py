@@ -41,6 +41,7 @@ from langchain_dpicl import (
     verify_report,
 )
 from langchain_dpicl.backends import TextVoteBackend
+from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
@@ -580,6 +581,43 @@ def test_selection_by_vectors_knows_what_was_added_while_the_ledger_could_not_be
         made.add_example({"text": text})
     assert made.add_example({"text": text}) == "card"
     assert made.select_examples({"input": text}) == [{"text": text, "queue": "card"}]
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+async def test_an_example_whose_call_was_cancelled_while_the_pool_took_it_is_selected(
+    is_public: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, text = await run_in_thread(lambda: selector(strategy=NEAR.replace(k=1))), "card card card card"
+    loop, took = asyncio.get_running_loop(), LabelledPool.with_entry
+
+    def cancelled(pool: LabelledPool, entry: PoolEntry, *, place: int | None = None) -> LabelledPool:
+        is_cancelled = threading.Event()
+        loop.call_soon_threadsafe(call.cancel)
+        loop.call_soon_threadsafe(is_cancelled.set)
+        assert is_cancelled.wait(30)
+        return took(pool, entry, place=place)
+
+    given = {"text": text, "queue": "card"}
+    call = asyncio.ensure_future(made.aadd_public_example(given) if is_public else made.aadd_example({"text": text}))
+    with monkeypatch.context() as busy, pytest.raises(asyncio.CancelledError):
+        busy.setattr(LabelledPool, "with_entry", cancelled)
+        await call
+    assert made.examples[-1] == given
+    assert await made.aselect_examples({"input": text}) == [given]
+
+
+def test_a_selection_by_length_goes_on_while_an_example_is_added() -> None:
+    during: list[Any] = []
+
+    def length(text: str) -> int:
+        if "new card" in text:  # as another thread may, while this one measures the example
+            during.append(made.select_examples({"input": "x"}))
+        return 1
+
+    made = released(strategy=ByLength(max_length=100, get_text_length=length))
+    made.add_public_example({"text": "new card", "queue": "card"})
+    assert [len(shown) for shown in during] == [len(INPUTS)]
+    assert len(made.select_examples({"input": "x"})) == len(INPUTS) + 1
 
 
 def test_threads_that_add_the_same_pay_once() -> None:
