@@ -1114,7 +1114,9 @@ def _task_of(pool: LabelledPool) -> tuple[VotingTask, InputTemplate]:
     check_choice("votes", plan["votes"], get_args(Votes))
     if not isinstance(plan["text_key"], str):
         raise fail("pool.plan", "text under 'text_key'", type(plan["text_key"]).__name__)
-    fields = {plan["text_key"], pool.label_key, *(name for entry in pool.entries for name in entry.fields)}
+    # A pool without entries shows no fields: then those of the template are, as its labeler checked.
+    found = {name for entry in pool.entries for name in entry.fields}
+    fields = {plan["text_key"], pool.label_key, *(found or Template.of("example_prompt", plan["example_prompt"]).names)}
     wording = FewShotTemplate(
         example_prompt=plan["example_prompt"],
         suffix=plan["suffix"],

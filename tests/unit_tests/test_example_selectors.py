@@ -720,6 +720,17 @@ def test_where_answers_name_no_label_the_advice_is_to_mend_that_first() -> None:
         built(False, llm=llm, answers=answers, public_inputs=[CARD, WIRE])
 
 
+def test_a_run_without_inputs_may_have_fields_beside_the_text() -> None:
+    records = [{"title": "t", "text": f"{CANARY} {i}", "queue": LABELS[i % 2]} for i in range(40)]
+    private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=40, fields=("title",))
+    task = FewShotTask("{title}\ntext: {text}\nqueue: {queue}", "{title}\ntext: {text}\nqueue:")
+    with pytest.warns(UserWarning, match="no student's prompt"):
+        made = PromptPATEExampleSelector.from_run(labeler(private, public_inputs=[], max_queries=3, task=task))
+    given = [{"title": "a", "text": CARD}, {"title": "b", "text": WIRE}, {"title": "c", "text": "new card"}]
+    assert [made.add_example(example) for example in given] == ["card", "transfer", "card"]
+    assert made.choose_student(STUDENT).demonstrations
+
+
 @pytest.mark.parametrize("awaited", [False, True])
 def test_too_few_inputs_warn_at_the_callers_line_before_a_ticket_burns(awaited: bool) -> None:
     budget, llm = house(), Spy()
