@@ -32,7 +32,7 @@ SPENT = (
 )
 """What an agent reads when the budget is spent."""
 
-RESERVED = frozenset({"config", "callbacks", "run_manager", "runtime", "self", "model_config"})
+RESERVED = frozenset({"config", "callbacks", "run_manager", "runtime", "self"})
 """Names that LangChain and LangGraph give a meaning in a tool's arguments."""
 
 

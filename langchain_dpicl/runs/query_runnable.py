@@ -569,14 +569,16 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             have no allowance of their own. It must be None where the component has `tenant_max_queries`.
 
         Raises:
-          ConfigurationError: an argument is out of range, or LangChain gives a variable's name another meaning.
+          ConfigurationError: an argument is out of range, or LangChain or pydantic gives a variable's name another
+            meaning.
         """
         for option, value in {"args_schema": args_schema, "arg_types": arg_types}.items():
             if value is not None:
                 known = f"None, as a question holds the variables {sorted(self.wording.input_variables)}"
                 raise fail(option, known, type(value))
-        if clash := sorted(RESERVED & set(self.wording.input_variables)):
-            raise fail("suffix, prefix", f"variables other than {sorted(RESERVED)}, for a tool", clash)
+        if clash := sorted(filter(_has_meaning, self.wording.input_variables)):
+            known = f"variables other than {sorted(RESERVED)} and pydantic's own, without a leading '_', for a tool"
+            raise fail("suffix, prefix", known, clash)
         if queries_per_thread is not None:
             check_int("queries_per_thread", queries_per_thread, low=0)
         if queries_per_thread is not None and self.tenants.max_queries is not None:
@@ -944,6 +946,11 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         bar = _BAR.get()
         if bar is not None:
             tick(bar)
+
+
+def _has_meaning(name: str) -> bool:
+    """Whether a variable of this name is no argument of a tool: LangChain or pydantic takes it for something else."""
+    return name in RESERVED or name.startswith("_") or (name.startswith("model_") and hasattr(BaseModel, name))
 
 
 def served(

@@ -242,8 +242,10 @@ def test_what_is_no_component_is_refused(house: House) -> None:
     for bad in (None, house.voter().with_config(tags=["x"]), "voter"):
         with pytest.raises(ConfigurationError, match="component"):
             agents.DPVotingMiddleware(bad)  # type: ignore[arg-type]
-    for name in ("config", "self", "model_config", "runtime"):
-        clashing = house.voter(component=f"of {name}", example_prompt="{text} {queue}", suffix=f"{{{name}}}:")
+    for name in ("config", "self", "model_config", "runtime", "_q", "model_dump", "model_extra"):
+        clashing = house.voter(
+            component=f"of {name}", epsilon=1.0, example_prompt="{text} {queue}", suffix=f"{{{name}}}:"
+        )
         with pytest.raises(ConfigurationError, match=f"variables other than .*{name}"):
             clashing.as_tool()
 
