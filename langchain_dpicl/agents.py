@@ -12,7 +12,7 @@ from typing_extensions import override
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.runs.private_tool import CAPPED, SPENT, PrivateTool, budget_metadata, thread_tenant
-from langchain_dpicl.runs.query_runnable import QueryRunnable
+from langchain_dpicl.runs.query_runnable import WITHOUT_WRAPPERS, QueryRunnable
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -56,8 +56,7 @@ class DPVotingMiddleware(_Base):
     ) -> None:
         super().__init__()
         if not isinstance(component, QueryRunnable):
-            advice = "Leave wrappers (with_config, bind, with_retry) out: the tool has a config of its own."
-            raise fail("component", "a component that answers queries", type(component).__name__, advice)
+            raise fail("component", "a component that answers queries", type(component).__name__, WITHOUT_WRAPPERS)
         if queries_per_thread == "auto":
             queries_per_thread = 5 if component.tenants.max_queries is None else None
         elif isinstance(queries_per_thread, str):

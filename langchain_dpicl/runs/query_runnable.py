@@ -24,6 +24,7 @@ from langchain_core.runnables.config import ensure_config, var_child_runnable_co
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
 from langchain_core.runnables.utils import AnyConfigurableField
+from langchain_core.tools import BaseTool
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
 from typing_extensions import override
 
@@ -71,6 +72,9 @@ from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
 from langchain_dpicl.runs.release_run import new_bar, report_of, tick
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks import Query
+
+WITHOUT_WRAPPERS = "Leave wrappers (with_config, bind, with_retry) out: the tool has a config of its own."
+"""What to do where a wrapper stands instead of a component."""
 
 ErrorClasses: TypeAlias = tuple[type[BaseException], ...]
 Rule: TypeAlias = Callable[[BaseException], bool]
@@ -157,6 +161,18 @@ class ReraisesOwnErrors:
     def with_types(self: Any, **types: Any) -> Runnable[Any, Any]:
         """As LangChain's `with_types`."""
         return _wrap_binding(Runnable.with_types(self, **types))
+
+    def as_tool(self: Any, *args: Any, **options: Any) -> BaseTool:
+        """As LangChain's `as_tool`, which knows no allowance and has to be told what a plain question holds.
+
+        Raises:
+          ConfigurationError: it cannot make a tool of these arguments.
+        """
+        try:
+            return Runnable.as_tool(self, *args, **options)
+        except TypeError as error:
+            advice = f"{WITHOUT_WRAPPERS} LangChain's tool of a wrapper takes arg_types=, and no queries_per_thread=."
+            raise fail("as_tool", "a component that answers queries", type(self).__name__, advice) from error
 
     def map(self: Any) -> Runnable[Sequence[Any], list[Any]]:
         """As LangChain's `map`."""

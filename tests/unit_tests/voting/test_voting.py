@@ -528,9 +528,17 @@ def test_it_is_a_tool() -> None:
     assert asyncio.run(tool.ainvoke({"input": "which?"})) == "card"
 
 
-def test_a_wrapper_is_no_tool_by_itself() -> None:
-    with pytest.raises(TypeError, match="arg_types"):
-        voter().with_config(tags=["x"]).as_tool(name="queue_of")
+@pytest.mark.parametrize("how", ["with_config", "with_retry", "map", "configurable_fields"])
+def test_a_wrapper_is_no_tool_with_an_allowance(how: str) -> None:
+    wrapped = getattr(voter(), how)()
+    for options in ({}, {"queries_per_thread": 2, "arg_types": {"input": str}}):
+        with pytest.raises(ConfigurationError, match="as_tool: expected .*Leave wrappers .*out.*arg_types"):
+            wrapped.as_tool(name="queue_of", description="Which queue?", **options)
+
+
+def test_a_wrapper_is_a_tool_of_langchain_s_that_is_told_what_it_takes() -> None:
+    tool = voter().with_config(tags=["x"]).as_tool(name="queue_of", description="?", arg_types={"input": str})
+    assert tool.invoke({"input": "which?"}) == "card"
 
 
 def test_pipes_work_on_both_sides() -> None:
