@@ -169,18 +169,30 @@ class DeclaredShares:
         self, epsilon: float | None, delta: float | None, replaced: set[str], extent: Extent | None = None
     ) -> tuple[float, float]:
         """Returns the charge, lowered to the rest if it is above by float rounding only; refuses a larger one."""
-        rest = self.room(replaced, extent)
-        return self._fitted("epsilon", epsilon or 0.0, rest[0]), self._fitted("delta", delta or 0.0, rest[1])
+        of_epsilon, of_delta = self.room(replaced, extent)
+        return (
+            self._fitted("epsilon", epsilon or 0.0, of_epsilon, replaced),
+            self._fitted("delta", delta or 0.0, of_delta, replaced),
+        )
 
-    def _fitted(self, name: str, requested: float, rest: Fraction) -> float:
+    def _fitted(self, name: str, requested: float, rest: Fraction, replaced: set[str]) -> float:
         if exact(requested) > rest * (1 + ROUNDING_SLACK):
             advice = "Shares add up; declare components inside `with budget.plan():`, or lower them."
             if not rest:
                 advice = "It is spent for good, or set aside. What was released stays free to use."
                 if self.desk.header.stream is not None:
                     advice = "In some window of these blocks it is spent or set aside; later blocks bring more."
+            if unused := self._unused(replaced):
+                advice += f" Declared in this process, with no ticket reserved: {unused}; component={unused[0]!r} with "
+                advice += "the same plan finds that share again."
             raise budget_exceeded(f"{name} of budget {self.desk.header.name!r}", requested, rest, advice)
         return requested if exact(requested) <= rest else round_down(rest)
+
+    def _unused(self, replaced: set[str]) -> list[str]:
+        """Returns the components of this process, except those about to be replaced, whose share is not sealed yet."""
+        with self.desk.lock:
+            pending = self.pending(self.desk.refresh(), replaced=replaced)
+            return sorted(each.name for terms in pending for each in terms.components)
 
     def room(self, replaced: set[str] | None = None, extent: Extent | None = None) -> tuple[Fraction, Fraction]:
         """Returns the epsilon and delta that no share has, except shares about to be replaced.

@@ -182,6 +182,20 @@ def test_shares_add_up_to_the_limit_and_no_further(simple_prices: Any) -> None:
     assert (caught.value.requested, caught.value.remaining) == (1e-8, 0.0)
 
 
+@pytest.mark.parametrize("epsilon", [3.0, 4.0], ids=["some is left", "none is left"])
+def test_a_refusal_names_the_shares_of_this_process_that_reserved_nothing(simple_prices: Any, epsilon: float) -> None:
+    """As where an unnamed component is built again: the first one's share is nobody's, and still takes room."""
+    ledger = budget(epsilon=6.0)
+    ledger.declare("asked", tickets=tickets(), epsilon=2.0).reserve("t")
+    ledger.declare("voting", tickets=tickets(), epsilon=epsilon)
+    with pytest.raises(PrivacyBudgetExceededError, match=r"no ticket reserved: \['voting'\]; component='voting' with"):
+        ledger.declare("voting-2", tickets=tickets(), epsilon=epsilon)
+    ledger.declare("voting", tickets=tickets(), epsilon=epsilon).reserve("t")
+    with pytest.raises(PrivacyBudgetExceededError) as caught:
+        ledger.declare("voting-2", tickets=tickets(), epsilon=epsilon)
+    assert "no ticket reserved" not in str(caught.value)
+
+
 def test_a_share_that_no_longer_fits_behind_those_of_others_takes_no_room(simple_prices: Any) -> None:
     ledger = budget(epsilon=4.0)
     late = ledger.declare("late", tickets=tickets(), epsilon=2.0)
