@@ -595,7 +595,8 @@ class JobLease:
         except Exception as error:  # noqa: BLE001  reported by its class, with its cost
             return JobResult.of_fault(error, tickets=tickets())
         finally:
-            self._memo.leave(self._key, self._holder)
+            with suppress(Exception):  # the lease ends by itself; what was done and paid for is told in any case
+                self._memo.leave(self._key, self._holder)
 
 
 def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: bool) -> None:

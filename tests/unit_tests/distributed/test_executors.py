@@ -440,6 +440,15 @@ class TestATurn:
         assert lines(house, RESERVE) == spent
 
     @pytest.mark.parametrize("kind", ["demo", "label"])
+    def test_that_cannot_be_left_loses_neither_the_text_nor_its_cost(self, house: House, kind: str) -> None:
+        made = self.run_of(house, kind)
+        place, ask = self.asker(house, made._elsewhere.work)
+        with patch.object(place.memo, "leave", side_effect=MemoError("held")):
+            answer = ask(self.job(made))
+        assert (answer.kind, answer.tickets) == ("done", lines(house, RESERVE))
+        assert answer.tickets > 0
+
+    @pytest.mark.parametrize("kind", ["demo", "label"])
     def test_is_left_when_the_job_is_done(self, house: House, kind: str) -> None:
         made = self.run_of(house, kind)
         made.run(progress=False)
