@@ -158,7 +158,7 @@ class IndividualFilter(Uncopyable):
         try:
             with pay(FILTER_TEMPLATE) as ticket:
                 opened = self._made(ticket, MemoryBalances(self.plan.participations))
-                ticket.commit(wait=True)
+                ticket.commit()  # not waited for: an outage here would lose what is paid, and nobody else can use it
         except PrivacyBudgetExceededError as error:
             self._explain(error)
             raise

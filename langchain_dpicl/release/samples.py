@@ -439,7 +439,7 @@ class FilteredSample(Opaque):
                 raise refused
             if seated is None:
                 raise ModelCallError(NOT_COMPUTED)
-            ticket.commit(wait=True)
+            ticket.commit(wait=self._balances.durable)  # where others read the count of the lines
             self._balances.confirm(settled())
             return _ParticipantRows(seated)
         finally:

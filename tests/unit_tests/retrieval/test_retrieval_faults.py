@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
     LedgerRollbackError,
+    LedgerUnavailableError,
     ModelCallError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
@@ -36,6 +37,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.privacy.ledger import budget as ledger
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release.samples import FilteredQuery, PoolTexts
 from langchain_dpicl.retrieval import IndividualFilter
 from langchain_dpicl.stores import beside_ledgers
@@ -213,6 +215,21 @@ def test_who_comes_while_another_process_pays_takes_up_what_it_paid_for(
     assert votes(second.invoke("cough 2")) == {"yes": 3, "no": 0}
     paying.join()
     assert first.share.remaining(FILTER_TEMPLATE) == 0
+
+
+def test_an_outage_of_the_ledger_behind_the_burnt_ticket_loses_no_filter_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The commits are noted, and written some time; nobody else can use what is in this memory."""
+    made, commit = durable(tmp_path, is_kept=False), Reservation.commit
+
+    def out(ticket: Reservation, count: int = 1, *, wait: bool = False) -> None:
+        commit(ticket, count)
+        if wait:
+            raise LedgerUnavailableError("locked")
+
+    monkeypatch.setattr(Reservation, "commit", out)
+    assert votes(made.invoke("what of the cough?"))["yes"] == 3
 
 
 def test_a_process_that_died_with_the_ticket_leaves_no_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
