@@ -556,8 +556,9 @@ class SQLiteStore(Connected):
     Formal guarantees:
       - When a transaction ends well its lines are on the disk, unless it leaves that to `flush`.
       - A transaction holds the file's only write lock from its start, so nothing is decided on stale lines.
-      - What is no ledger's file, broken, of another version or on a network file system is refused at opening. A path
-        that names another file than before is opened anew, with all checks.
+      - What is no ledger's file, of another version or on a network file system is refused at opening, and a broken file
+        up to 16 MiB; `check` and `backup` read all. A path that names another file than before is opened anew, with all
+        checks.
       - If the disk fails in a commit or in `flush`, a `LedgerUnavailableError` is raised, and the lines may stand.
 
     Copy the file by `backup`: a copy of the file alone lacks what is still in its log. A process that holds a ledger
@@ -740,7 +741,7 @@ class SQLiteStore(Connected):
 
         Raises:
           ConfigurationError: `path` is no path of a file.
-          LedgerError: something is at `path`, or inside a transaction.
+          LedgerError: something is at `path`, inside a transaction, or this file is broken.
           LedgerUnavailableError: it cannot be written.
         """
         target = check_path("path", path)
@@ -749,8 +750,11 @@ class SQLiteStore(Connected):
         if not make_file(target, timeout=self._timeout):
             raise LedgerError(f"backup {target}: expected no file there, found one. Choose another path.")
         try:
-            with contextlib.closing(open_connection(target, timeout=self._timeout)) as copy, errors_of(target):
-                self._link.copy_to(copy)
+            with contextlib.closing(open_connection(target, timeout=self._timeout)) as copy:
+                with errors_of(target):
+                    self._link.copy_to(copy)
+                with errors_of(self._path):  # page by page the copy is what was read: its faults are those of the file
+                    check_pages(copy, self._path)
             open_connection(target, timeout=self._timeout).close()
             sync_folder(target)
         except BaseException:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUnavailableError
-from langchain_dpicl.stores import SQLiteStore, new_store, open_store, sqlite_ledger
+from langchain_dpicl.stores import SQLiteStore, new_store, open_store, sqlite_file, sqlite_ledger
 from tests.contracts.store import header, in_child
 from tests.sqlite_ledgers import edited, made, numbers, write
 
@@ -247,6 +247,19 @@ class TestBackup:
                 view.append("note", {"n": 7})
             copying.result(60)
         assert numbers(SQLiteStore(tmp_path / "copy.db")) == [7]
+
+    def test_a_backup_of_a_broken_file_is_refused_however_large_it_is(
+        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made(path, lines=200).close()
+        content = bytearray(path.read_bytes())
+        content[36:40] = (3).to_bytes(4, "big")  # free pages that the list of free pages does not have
+        path.write_bytes(content)
+        monkeypatch.setattr(sqlite_file, "QUICK_BYTES", 0)  # larger files are not read as a whole when they are opened
+        store = SQLiteStore(path)
+        with pytest.raises(LedgerError, match=r"budget\.db: broken"):
+            store.backup(tmp_path / "copy.db")
+        assert not list(tmp_path.glob("copy*"))
 
     def test_a_backup_that_fails_leaves_no_file(
         self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
