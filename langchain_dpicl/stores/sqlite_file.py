@@ -329,8 +329,7 @@ def make_file(path: Path, *, timeout: float) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise LedgerUnavailableError(f"ledger {path}: expected a folder to make it in, found: {reason}.") from None
+        raise _no_folder(path, error) from None
     try:
         _check_local(path)
         with errors_of(path), _connect(path, timeout=timeout) as connection:
@@ -338,11 +337,28 @@ def make_file(path: Path, *, timeout: float) -> bool:
             marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {VERSION};"
             connection.executescript(f"BEGIN; {marks} {_TABLES} COMMIT;")
             connection.close()
-        sync_folder(path)
+        sync_name(path)
     except BaseException:
         remove_file(path)  # ours alone: nobody opens a file without our tables
         raise
     return True
+
+
+def sync_name(path: Path) -> None:
+    """Makes the name of a ledger's new file durable.
+
+    Raises:
+      LedgerUnavailableError: its folder cannot be read, or the disk failed.
+    """
+    try:
+        sync_folder(path)
+    except OSError as error:
+        raise _no_folder(path, error) from None
+
+
+def _no_folder(path: Path, error: OSError) -> LedgerUnavailableError:
+    reason = error.strerror or type(error).__name__
+    return LedgerUnavailableError(f"ledger {path}: expected a folder to make it in, found: {reason}.")
 
 
 def remove_file(path: Path) -> None:

@@ -44,7 +44,7 @@ from langchain_dpicl.stores.sqlite_file import (
     make_file,
     open_file,
     remove_file,
-    sync_folder,
+    sync_name,
 )
 
 # SQLite's own waiting polls, and of many writers some wait for seconds. The queue is a courtesy: SQLite's lock decides
@@ -756,7 +756,7 @@ class SQLiteStore(Connected):
                 with errors_of(self._path):  # page by page the copy is what was read: its faults are those of the file
                     check_pages(copy, self._path)
             open_connection(target, timeout=self._timeout).close()
-            sync_folder(target)
+            sync_name(target)
         except BaseException:
             remove_file(target)
             raise

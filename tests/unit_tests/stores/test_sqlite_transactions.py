@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -273,6 +274,21 @@ class TestBackup:
         with pytest.raises(LedgerUnavailableError):
             store.backup(tmp_path / "copy.db")
         assert not list(tmp_path.glob("copy*"))
+
+
+def test_a_folder_that_may_not_be_read_takes_neither_a_ledger_nor_a_backup(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, made_first = made(path, lines=1), tmp_path / "first.db"
+
+    def unreadable(_: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(sqlite_file, "sync_folder", unreadable)
+    for make in (SQLiteStore.new, store.backup):
+        with pytest.raises(LedgerUnavailableError, match=r"first\.db: expected a folder .*found: Permission denied"):
+            make(made_first)
+        assert not list(tmp_path.glob("first*"))
 
 
 class TestPlaces:
