@@ -245,10 +245,8 @@ class CountingWriter(OutageWriter):
     def _left(self, state: LedgerState, component: Component, slot: Slot) -> Amount:
         """Returns what can still be reserved here: what is in the purse is charged, and not held by a reservation."""
         left = _left(state, component, slot)
-        if state.windows is None:
-            return left + self._purse.cost(component.name, slot)
-        # In the window where least is left, which the purse need not touch.
-        return 0 if state.windows.is_retired(component.name) else left
+        # Of a stream: in the window where least is left, which the purse need not touch.
+        return left if state.windows is not None else left + self._purse.cost(component.name, slot)
 
     def _tickets(self, state: LedgerState, component: Component, waiting: Mapping[int, int]) -> TicketUse:
         places = list(slots(component))

@@ -560,7 +560,9 @@ class StreamState(LedgerState):
         return cap - taken.largest((last, last))
 
     def _left_for(self, totals: Any, blocks: Extent | None) -> Amount:
-        """Returns what may still be reserved for blocks, or for any (R2)."""
+        """Returns what may still be reserved for blocks, or for any (R2); nothing of a retired component."""
+        if self.windows.is_retired(totals.component.name):
+            return 0
         full, taken = allowance(totals.component, totals.slot), totals.taken
         most: Amount = taken.largest() if blocks is None else taken.largest(self.windows.touched(blocks))
         return full - most

@@ -299,6 +299,24 @@ def test_a_tenant_has_its_cap_over_all_runs(clock: list[float]) -> None:
     ask(made, "b", tenant="bob")
 
 
+def test_a_retired_component_has_no_query_left_and_asks_no_public_model(clock: list[float]) -> None:
+    budget, asked = ledger(), list[str]()
+
+    def heard(prompt: str, prefix: Any) -> dict[str, float]:
+        asked.append(prompt)
+        return leaning(prompt, prefix)
+
+    engine = FakeBackend(heard, vocabulary=[" card", " transfer"])
+    made = voter(stream().rolling(30, every=7), budget, llm=engine)
+    made.invoke("one?")
+    budget.retire("votes")
+    asked.clear()
+    assert made.queries_left == 0
+    with pytest.raises(SealedShareError, match="it was retired"):
+        made.invoke("two?")
+    assert asked == []
+
+
 def test_when_a_run_is_spent_zero_shot_answers_are_given_until_the_next(clock: list[float]) -> None:
     serving = Serving(on_exhausted="zero_shot", memo_size=0)
     made = voter(stream().rolling(30, every=7), ledger(), serving=serving, max_queries=1).with_receipts()

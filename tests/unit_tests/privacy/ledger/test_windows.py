@@ -180,6 +180,7 @@ def test_a_standing_share_is_charged_to_every_window_to_come_and_retires_behind_
     assert ledger.remaining_epsilon == 1.0
     with pytest.raises(SealedShareError, match="it was retired"):
         share.reserve("run", blocks=(131, 140))
+    assert (share.remaining("run"), share.remaining("run", blocks=(131, 140))) == (0, 0)
     held.burn()  # what it had reserved before may still run, and stays charged
     with pytest.raises(PrivacyBudgetExceededError):
         weekly(ledger, "next", (159, None))
