@@ -317,6 +317,16 @@ def test_a_retired_component_has_no_query_left_and_asks_no_public_model(clock: l
     assert asked == []
 
 
+def test_a_voter_made_before_another_process_began_the_runs_is_told_to_be_made_again(clock: list[float]) -> None:
+    budget, source = ledger(), stream().rolling(30, every=7)
+    late = voter(source, budget)
+    clock[0] += DAY
+    voter(source, PrivacyBudgetCallbackHandler.open(budget.budget._store)).invoke("one?")
+    with pytest.raises(SealedShareError, match=r"found others in \['extent'\]. Another process .* again"):
+        late.invoke("two?")
+    voter(source, budget).invoke("two?")
+
+
 def test_when_a_run_is_spent_zero_shot_answers_are_given_until_the_next(clock: list[float]) -> None:
     serving = Serving(on_exhausted="zero_shot", memo_size=0)
     made = voter(stream().rolling(30, every=7), ledger(), serving=serving, max_queries=1).with_receipts()
