@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from langchain_core.callbacks import BaseCallbackHandler
 from typing_extensions import override
 
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import PerProcess, Uncopyable
 from langchain_dpicl.budget.budget import Budget, BudgetUse, TicketUse
 from langchain_dpicl.budget.handler import CHARGED, REFUSED, RELEASE, BudgetLike, budget_of
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
@@ -62,16 +62,17 @@ class DPICLMetrics(Uncopyable, BaseCallbackHandler):
     def __init__(self, budget: BudgetLike, *, labels: Labels | None = None) -> None:
         super().__init__()
         self._budget: Budget = budget_of(budget, "budget")
-        self._labels, self._lock = dict(labels or {}), threading.Lock()
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._labels = dict(labels or {})
+        self._lock: PerProcess[threading.Lock] = PerProcess(threading.Lock)
+        self._counts: PerProcess[Counter[tuple[str, str, str]]] = PerProcess(Counter)
         self._recent: tuple[float, list[Metric]] | None = None
 
     @override
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        counted = list(_counted(name, data))
-        with self._lock:
+        counted, counts = list(_counted(name, data)), self._counts.here
+        with self._lock.here:
             for key, count in counted:
-                self._counts[key] += count
+                counts[key] += count
 
     def metrics(self) -> list[Metric]:
         """Returns all metrics as they stand; reads the ledger."""
@@ -86,8 +87,8 @@ class DPICLMetrics(Uncopyable, BaseCallbackHandler):
         return [up, *read, *self._own(own)]
 
     def _own(self, labels: Labels) -> Iterator[Metric]:
-        with self._lock:
-            counts = dict(self._counts)
+        with self._lock.here:
+            counts = dict(self._counts.here)
         for name, (words, first, second) in _COUNTERS.items():
             rows = [
                 ({**labels, first: key[1], **({second: key[2]} if second else {})}, float(count))
@@ -151,11 +152,11 @@ class DPICLMetrics(Uncopyable, BaseCallbackHandler):
     def _fresh(self) -> list[Metric]:
         """Returns the metrics, which all instruments of one collection share."""
         now = time.monotonic()
-        with self._lock:
+        with self._lock.here:
             recent = self._recent
         if recent is None or now - recent[0] > _FRESH:
             recent = now, self.metrics()
-            with self._lock:
+            with self._lock.here:
                 self._recent = recent
         return recent[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import CHARGED, REFUSED, RELEASE
 from langchain_dpicl.budget.metrics import INSTRUMENTS, DPICLMetrics
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError
+from tests.contracts.store import in_child
 from tests.ledger_files import spend
 
 SHOWN: dict[str, Any] = {
@@ -47,6 +49,18 @@ def test_events_of_budgets_are_counted_and_nothing_else(metrics: DPICLMetrics) -
         '"7",component="votes",source="memo"} 3.0',
         '"7",error="TenantCapExceededError"} 3.0',
     ]
+
+
+def test_a_forked_child_counts_for_itself_whatever_another_thread_holds(metrics: DPICLMetrics) -> None:
+    def count() -> None:
+        signal.alarm(30)
+        metrics.on_custom_event(CHARGED, SHOWN[CHARGED])
+        assert 'component="votes"} 2.0' in metrics.text()
+
+    assert in_child(count)
+    with metrics._lock.here:  # as a thread that is asked for the text
+        assert in_child(count)
+    assert 'component="votes"} 6.0' in metrics.text()
 
 
 def test_runs_tell_it_through_their_callbacks(budget: Budget) -> None:
