@@ -595,7 +595,7 @@ class JobLease:
         except Exception as error:  # noqa: BLE001  reported by its class, with its cost
             return JobResult.of_fault(error, tickets=tickets())
         finally:
-            with suppress(Exception):  # the lease ends by itself; what was done and paid for is told in any case
+            with suppress(Exception):  # the lease ends by itself; what was done is reported in any case
                 self._memo.leave(self._key, self._holder)
 
 

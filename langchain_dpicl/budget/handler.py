@@ -642,7 +642,7 @@ async def arecord_event(
 ) -> None:
     """Async version of `record_event`; `is_slow`: `data` may wait for a ledger, and is called in a thread.
 
-    A cancellation ends neither such a wait nor an observer, which may go on behind it: observers count what was charged.
+    A cancellation ends neither such a wait nor an observer, which goes on behind it: observers count what was charged.
     """
     stop = None
     with _OutcomeKept(name):

@@ -163,7 +163,7 @@ class ReraisesOwnErrors:
         return _wrap_binding(Runnable.with_types(self, **types))
 
     def as_tool(self: Any, *args: Any, **options: Any) -> BaseTool:
-        """As LangChain's `as_tool`, which knows no allowance and has to be told what a plain question holds.
+        """As LangChain's `as_tool`, which knows no allowance, and needs `arg_types` where a question is one text.
 
         Raises:
           ConfigurationError: it cannot make a tool of these arguments.

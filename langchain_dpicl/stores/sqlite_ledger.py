@@ -556,9 +556,9 @@ class SQLiteStore(Connected):
     Formal guarantees:
       - When a transaction ends well its lines are on the disk, unless it leaves that to `flush`.
       - A transaction holds the file's only write lock from its start, so nothing is decided on stale lines.
-      - What is no ledger's file, of another version or on a network file system is refused at opening, and a broken file
-        up to 16 MiB; `check` and `backup` read all. A path that names another file than before is opened anew, with all
-        checks.
+      - What is no ledger's file, of another version or on a network file system is refused at opening. So is a broken
+        file, up to 16 MiB; `check` and `backup` read all. A path that names another file than before is opened anew,
+        with all checks.
       - If the disk fails in a commit or in `flush`, a `LedgerUnavailableError` is raised, and the lines may stand.
 
     Copy the file by `backup`: a copy of the file alone lacks what is still in its log. A process that holds a ledger

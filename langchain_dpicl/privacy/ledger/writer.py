@@ -82,8 +82,8 @@ def check_same_terms(wanted: Component, sealed: Component) -> None:
         advice = "Declare the same terms to go on with its tickets, or another component name for a new share."
         if changed == ["extent"] and all(each.extent and each.extent[1] is None for each in (wanted, sealed)):
             advice = "Another process began its runs on another day: make the component again, which goes on with them."
-        msg = f"{wanted.name!r}: expected the terms sealed by its first reservation, found others in {changed}. {advice}"
-        raise SealedShareError(msg)
+        found = f"expected the terms sealed by its first reservation, found others in {changed}"
+        raise SealedShareError(f"{wanted.name!r}: {found}. {advice}")
 
 
 def check_tenant(state: LedgerState, component: Component, tenant: str, *, count: int, cap: int) -> None:

@@ -532,7 +532,7 @@ def test_it_is_a_tool() -> None:
 def test_a_wrapper_is_no_tool_with_an_allowance(how: str) -> None:
     wrapped = getattr(voter(), how)()
     for options in ({}, {"queries_per_thread": 2, "arg_types": {"input": str}}):
-        with pytest.raises(ConfigurationError, match="as_tool: expected .*Leave wrappers .*out.*arg_types"):
+        with pytest.raises(ConfigurationError, match=r"as_tool: expected .*Leave wrappers .*out.*arg_types"):
             wrapped.as_tool(name="queue_of", description="Which queue?", **options)
 
 
