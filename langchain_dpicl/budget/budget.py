@@ -701,6 +701,7 @@ class Budget(LedgerBudget):
           after: number of a line; 0: from the first on.
 
         Raises:
+          ConfigurationError: `after` is below 0, or no whole number.
           LedgerError: they cannot be read.
         """
         check_int("after", after, low=0)
