@@ -957,7 +957,8 @@ class Decoding(Option):
 
     Args:
       candidates: tokens per step, the public prompt's likeliest; "all": the whole vocabulary.
-      stop: texts that end a field; None: a line break, or nothing under a grammar.
+      stop: texts that end a field; None: a line break, or nothing under a grammar. Records of several lines need
+        another, such as two line breaks: a text that is written like them would end after its first line.
       temperature: of the released token's softmax; None: the mechanism's own.
       top_k: sample among so many noised candidates ("gaussian" with a temperature only).
       top_p: nucleus sampling on the noised vector ("gaussian" with a temperature only).

@@ -262,6 +262,9 @@ def _text_lines(path: Path, data: Data, found: _Found) -> Iterable[str]:
     most = data.max_chars or _MAX_CHARS
     if long := [number for number, text in texts if len(text) > most]:
         yield f"longer than max_chars = {most:,}: {len(long):,}, cut there ({_places(long)})"
+    if several := sum("\n" in text.strip() for _, text in texts):
+        end = 'unless decoding.stop names another end, such as ["\\n\\n"]'
+        yield f"of several lines: {several:,}; written ones end at the first line break, {end}"
     if repeated := len(texts) - len({text for _, text in texts}):
         yield f"equal to an earlier one: {repeated:,}"
     known = {data.text_key, data.label_key, data.unit_key, *(data.fields or ())}

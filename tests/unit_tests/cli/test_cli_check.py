@@ -94,6 +94,13 @@ def test_each_format_is_read_with_its_line_numbers(check: Any, tmp_path: Path, n
     assert "refused  nothing" in out
 
 
+def test_texts_of_several_lines_are_counted_with_where_a_written_one_ends(check: Any, tmp_path: Path) -> None:
+    records = [{"text": text} for text in ("Agent: how can I help?\nCustomer: my card", "one line\n", "another")]
+    out = check(written(tmp_path / "r.jsonl", records))
+    assert "of several lines: 1; written ones end at the first line break, unless decoding.stop" in out
+    assert "several lines" not in check(written(tmp_path / "r.jsonl", records[1:]))
+
+
 @pytest.mark.parametrize(
     "records", [[{"text": "a", "topic": topic, **more} for topic in "xyxy"] for more in ({}, {"label": None})]
 )
