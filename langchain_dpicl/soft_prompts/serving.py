@@ -55,7 +55,7 @@ class SoftPromptBackend(Uncopyable):
       prompts: one prompt, or several by name.
       tokenizer: with a model object.
       default: name of the prompt of rows that name none; None: the only prompt.
-      fills_template: whether a text is put into the template; None: if the template has one text field. If False,
+      fills_template: whether a text is put into the template; None: if that of the row's prompt has one text field. If False,
         texts are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
       max_new_tokens: initial room for generated tokens; it grows as far as the model's context and the longest text of
         the batch allow, and is less where a text leaves less.
@@ -93,7 +93,7 @@ class SoftPromptBackend(Uncopyable):
         if fills_template and pairs:
             advice = "Leave fills_template out, and put PromptTemplate.from_template(prompt.task.template) before it."
             raise fail("fills_template", "None or False where a template shows a pair", fills_template, advice)
-        self.fills_template = not pairs if fills_template is None else fills_template
+        self.fills_template = fills_template
 
     def named(self, name: str) -> SoftPromptBackend:
         """Returns this engine with another default; weights and prompts are shared.
@@ -156,9 +156,10 @@ class SoftPromptBackend(Uncopyable):
         Args:
           text: as the caller passes it.
         """
-        if not self.fills_template:
+        known = self._known(None)
+        if not self._is_put_into_template(known):
             return text.endswith(" ")
-        literal, name = self.prompts[self._known(None)].task.pieces[-1]
+        literal, name = self.prompts[known].task.pieces[-1]
         return name is None and literal.endswith(" ")
 
     def generate(
@@ -218,9 +219,13 @@ class SoftPromptBackend(Uncopyable):
             raise fail("names", f"one of {sorted(self.prompts)}", name, "Or give the engine a default.")
         return chosen
 
+    def _is_put_into_template(self, name: str) -> bool:
+        """Whether a text behind this prompt is."""
+        return not self.prompts[name].task.takes_pair if self.fills_template is None else self.fills_template
+
     def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
         """Returns the ids of a row behind its soft prompt."""
-        is_filled = self.fills_template and isinstance(prompt, str)  # and cut, to the length of training
+        is_filled = self._is_put_into_template(name) and isinstance(prompt, str)  # and cut, to the length of training
         read = partial(self._room.ids, prompt, name if is_filled else None)
         if self._room.limit is None:
             return read(cap=None)

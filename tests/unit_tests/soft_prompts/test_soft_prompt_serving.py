@@ -241,6 +241,20 @@ def test_a_task_of_pairs_is_put_into_its_template_by_the_chain() -> None:
         SoftPromptBackend(base(), prompt("llama", "soft_prompt", task=task), fills_template=True)
 
 
+def test_a_prompt_of_pairs_leaves_the_templates_of_others_on() -> None:
+    spaced = replace(WRITES, template="Question: {text}\nAnswer: ")
+    pair = PromptTask("causal_lm", "One: {text}\nTwo: {pair}\nSame:", max_input_tokens=40, max_target_tokens=4)
+    both = {name: prompt("llama", "soft_prompt", task=task) for name, task in {"one": spaced, "pair": pair}.items()}
+    alone = SoftPromptBackend(base(), both["one"])
+    served = SoftPromptBackend(base(), both, default="one")
+    assert served.fingerprint == alone.fingerprint
+    assert served.ends_in_space("a")
+    assert not served.named("pair").ends_in_space("a")
+    assert said(served) == said(alone) == said(served.named("pair").named("one"))
+    raw = SoftPromptBackend(base(), both["pair"], fills_template=False)
+    assert said_together(served, [TEXT] * 2, ["one", "pair"]) == [*said_together(alone, [TEXT], [None]), said(raw)]
+
+
 def test_a_space_in_front_of_the_answer_is_dropped_where_the_template_ends_in_one() -> None:
     task = replace(WRITES, template="Question: {text}\nAnswer: ")
     names = [str(seed) for seed in range(40)]
