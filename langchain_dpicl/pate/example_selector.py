@@ -1031,7 +1031,9 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
                 self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
             if report is not None:
                 self._labels = replace(self._labels, report=report)
-            if is_news and entry.label is not None:
+            if is_news and self._student is None and self._how == "validated":
+                self._strategy = self._made()
+            elif is_news and entry.label is not None:
                 self._strategy.add(self._labels.example_of(entry), _text_of(entry))
 
     def _escape(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -1048,8 +1048,11 @@ def test_without_a_chosen_prompt_labels_take_turns() -> None:
         report={},
         plan={},
     )
-    shown = PromptPATEExampleSelector(pool).select_examples({"input": "x"})
-    assert [example["text"] for example in shown] == ["card 0", "card 1", "card 2", "w"]
+    made = PromptPATEExampleSelector(pool)
+    shown = [example["text"] for example in made.select_examples({"input": "x"})]
+    assert shown == ["card 0", "card 1", "card 2", "w"]
+    made.add_public_example({"text": "w 2", "queue": "transfer"})
+    assert [example["text"] for example in made.select_examples({"input": "x"})] == ["card 0", "card 1", "w", "w 2"]
 
 
 def test_a_rejected_input_may_get_a_public_label() -> None:
