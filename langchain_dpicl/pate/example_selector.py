@@ -914,7 +914,7 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
         return type(self)(self._labels, strategy=how, escape_braces=escapes, labeler=self._labeler)
 
     def _is_searched(self) -> bool:
-        """Returns whether to search for a prompt; warns if the pool has too few labels to search in."""
+        """Returns whether to search for a prompt; warns if the pool has too few labels to search in, or lacks some."""
         if self._how != "validated":
             return False
         num_examples = len(self._labels.examples)
@@ -927,6 +927,11 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
             if self._labels.plan.get("other_label") is not None:
                 advice += " If a warning said that the model's answers name no label, mend that first."
             warn_caller(UserWarning(f"PromptPATE: no student's prompt was chosen: {counts}. {advice}"))
+        elif absent := sorted(set(self._labels.labels) - {entry.label for entry in self._labels.entries}):
+            more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+            msg = f"PromptPATE: no input was labelled {absent[:_SHOWN]}{more}: the student's prompt cannot show such a"
+            advice = "Give public inputs of these labels, or add some by add_public_example and call choose_student."
+            warn_caller(UserWarning(f"{msg} label, and its accuracy says nothing of one. {advice}"))
         return num_examples >= 2
 
     def _search(self, student: Student, progress: bool | None) -> EffectGenerator[StudentChoice]:
@@ -1063,6 +1068,8 @@ class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
 
 _USUAL_SHOTS = 4
 """Examples that are shown where no prompt was chosen."""
+_SHOWN = 10
+"""Labels that a warning names."""
 
 
 def _ready_for(

@@ -713,6 +713,18 @@ def test_too_few_labels_warn_and_do_not_raise(inputs: list[str], found: int, awa
     assert made.select_examples({})
 
 
+def test_labels_that_no_input_got_are_named_where_a_prompt_is_searched() -> None:
+    cards = [CARD, "a card in blue", f"{CARD} again"]
+    with pytest.warns(UserWarning, match=r"no input was labelled \['transfer'\]: .* add_public_example") as caught:
+        made = selector(public_inputs=cards)
+    assert made.student.accuracy == 1.0, "which says nothing of the other label"
+    assert {warning.filename for warning in caught} == {__file__}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "PromptPATE")
+        selector(public_inputs=INPUTS)
+        selector(public_inputs=cards, strategy=ByLength())
+
+
 def test_where_answers_name_no_label_the_advice_is_to_mend_that_first() -> None:
     llm = TextVoteBackend(FakeListChatModel(responses=["who knows"]))
     answers = LabelAnswers(votes="text", abstain_below="never")
