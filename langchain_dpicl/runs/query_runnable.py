@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from inspect import signature
@@ -648,6 +648,8 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[str]:
         self._check_batch(inputs, config, return_exceptions=return_exceptions)
+        if not return_exceptions:
+            self._refuse_too_many(inputs, config)
         with self._bar(len(inputs)):
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
@@ -656,18 +658,31 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[str]:
         self._check_batch(inputs, config, return_exceptions=return_exceptions)
+        if not return_exceptions:
+            await run_in_thread(lambda: self._refuse_too_many(inputs, config), is_slow=self._is_slow)
         with self._bar(len(inputs)):
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     @override
     def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
-        self._check_batch(inputs, config, return_exceptions=bool(options.get("return_exceptions")))
+        keeps_errors = bool(options.get("return_exceptions"))
+        self._check_batch(inputs, config, return_exceptions=keeps_errors)
+        if not keeps_errors:
+            self._refuse_too_many(inputs, config)
         return super().batch_as_completed(inputs, config, **options)
 
     @override
     def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
-        self._check_batch(inputs, config, return_exceptions=bool(options.get("return_exceptions")))
-        return super().abatch_as_completed(inputs, config, **options)
+        keeps_errors = bool(options.get("return_exceptions"))
+        self._check_batch(inputs, config, return_exceptions=keeps_errors)
+        answers = super().abatch_as_completed(inputs, config, **options)
+        return answers if keeps_errors else self._each_paid_for(answers, inputs, config)
+
+    async def _each_paid_for(self, answers: Any, inputs: Sequence[Any], config: Any) -> AsyncIterator[Any]:
+        async with aclosing(answers):
+            await run_in_thread(lambda: self._refuse_too_many(inputs, config), is_slow=self._is_slow)
+            async for answer in answers:
+                yield answer
 
     def _check_batch(self, inputs: Sequence[Any], config: Any, *, return_exceptions: bool) -> None:
         """Checks all inputs before the first is charged: where one raises, the answers of the others are lost."""
@@ -678,6 +693,28 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         if not return_exceptions:
             for value in inputs:
                 self._query_of(value)
+
+    def _refuse_too_many(self, inputs: Sequence[Any], config: Any) -> None:
+        """Refuses a batch of more queries than are left before the first is charged: its answers would be lost."""
+        # Where none is left, the ledger refuses the first one. A run on a rolling range may end between two queries.
+        if self.on_exhausted != "raise" or self.runs is not None or len(inputs) < 2:
+            return
+        configs = config if isinstance(config, Sequence) else [config] * len(inputs)
+        asked = [
+            (self.tenants.of(ensure_config(one)), self._query_of(value))
+            for value, one in zip(inputs, configs, strict=False)  # LangChain refuses another number of configs
+        ]
+        if self.tenants.memo_size:
+            asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
+        left = self.share.remaining(QUERY_TEMPLATE)
+        if 0 < left < len(asked):
+            asked = [one for one in asked if self._read_memo(*one) is None]
+        if 0 < left < len(asked):
+            msg = f"inputs: expected at most {left} queries without an answer, as many as are left, found {len(asked)}."
+            advice = "Ask fewer, or give return_exceptions=True. Nothing was charged."
+            error = PrivacyBudgetExceededError(f"{msg} {advice}", requested=len(asked), remaining=left)
+            self._explain(error)
+            raise error
 
     def _now(self) -> Self:
         """Returns this component as it answers now: on a rolling range, in the newest run."""

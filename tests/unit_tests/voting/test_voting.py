@@ -305,6 +305,41 @@ def test_a_query_too_many_is_refused_with_what_is_left() -> None:
     assert "zero_shot" in str(refusal.value)
 
 
+BATCHES: dict[str, Callable[..., Any]] = {
+    "batch": lambda made, asked, **how: made.batch(asked, **how),
+    "abatch": lambda made, asked, **how: asyncio.run(made.abatch(asked, **how)),
+    "as completed": lambda made, asked, **how: [one for _, one in made.batch_as_completed(asked, **how)],
+    "awaited as completed": lambda made, asked, **how: asyncio.run(_completed(made, asked, how)),
+}
+
+
+async def _completed(made: Any, asked: list[Any], how: dict[str, Any]) -> list[Any]:
+    return [one async for _, one in made.abatch_as_completed(asked, **how)]
+
+
+@pytest.mark.parametrize("door", BATCHES)
+def test_a_batch_of_more_queries_than_are_left_is_refused_before_the_first_is_charged(door: str) -> None:
+    made, ask = voter(max_queries=3), BATCHES[door]
+    with pytest.raises(PrivacyBudgetExceededError, match=r"at most 3 queries without an answer.*found 4.*Its 3") as e:
+        ask(made, ["a", "b", "c", "d"])
+    assert (e.value.requested, e.value.remaining, made.queries_left) == (4, 3, 3)
+    assert len(ask(made, ["a", "b", "b", "a", "b"])) == 5, "equal ones are charged once"
+    assert len(ask(made, ["b", "a", "c"])) == 3, "answers of before are free"
+    assert made.queries_left == 0
+    assert len(ask(made, ["a", "b", "c"])) == 3
+    with pytest.raises(PrivacyBudgetExceededError, match="requested 1, remaining 0"):
+        ask(made, ["a", "d"])
+    made = voter(max_queries=3)
+    found = ask(made, ["a", "b", "c", "d", "e"], return_exceptions=True)
+    assert sum(isinstance(one, PrivacyBudgetExceededError) for one in found) == 2
+    made = voter(max_queries=3, serving=Serving(on_exhausted="zero_shot"))
+    assert len(ask(made, ["a", "b", "c", "d", "e"])) == 5
+    made = voter(max_queries=3, serving=Serving(memo_size=0))
+    with pytest.raises(PrivacyBudgetExceededError, match="at most 3 queries"):
+        ask(made, ["a"] * 4)
+    assert made.queries_left == 3
+
+
 def test_what_is_refused_makes_no_public_call_either() -> None:
     asked = engine()
     made = voter(llm=asked, max_queries=1, serving=Serving(tenant_max_queries=1))
