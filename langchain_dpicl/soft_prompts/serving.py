@@ -55,8 +55,9 @@ class SoftPromptBackend(Uncopyable):
       prompts: one prompt, or several by name.
       tokenizer: with a model object.
       default: name of the prompt of rows that name none; None: the only prompt.
-      fills_template: whether a text is put into the template; None: if that of the row's prompt has one text field. If False,
-        texts are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
+      fills_template: whether a text is put into the template; None: if that of the row's prompt has one text field. If
+        False, texts are continued as they are, for instance behind
+        `PromptTemplate.from_template(prompt.task.template)`.
       max_new_tokens: initial room for generated tokens; it grows as far as the model's context and the longest text of
         the batch allow, and is less where a text leaves less.
 

@@ -714,6 +714,20 @@ def test_no_query_of_a_batch_is_charged_beside_one_that_is_refused() -> None:
     assert isinstance(refused, ConfigurationError)
 
 
+def test_what_runs_as_it_is_built_is_told_how_to_stand_in_a_joint_plan() -> None:
+    budget, private = handler(), declared(dataset_id="articles")
+    task: dict[str, Any] = {"example_prompt": ROW, "suffix": QUERY}
+    with pytest.raises(ConfigurationError, match=r"DemonstrationSynthesizer .* inside .* by from_run"), budget.plan():
+        prompt(budget=budget)
+    with budget.plan():
+        run = dpicl.DemonstrationSynthesizer.from_private_examples(
+            private, llm=EmbeddedLLM(), budget=budget, epsilon=1.0, max_tokens=2
+        )
+        asked = voter(private, budget=budget)
+    assert DPFewShotPromptTemplate.from_run(run, **task).examples
+    assert asked.invoke("x") in TOPICS
+
+
 def test_a_blank_text_is_not_labelled() -> None:
     given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0, "component": "labels"}
     wording = {"example_prompt": ROW, "suffix": QUERY}

@@ -126,7 +126,9 @@ class ShareStatus:
         if self.terms is None:
             msg = (
                 f"{name!r}: expected a closed plan, found an open one: its joint cost is not known yet. "
-                "Leave the `with budget.plan()` block, then run the component."
+                "Leave the `with budget.plan()` block, then run the component. A prompt template or a selector runs as "
+                "it is built: build a DemonstrationSynthesizer or a PromptPATELabeler inside the block, and the template "
+                "or the selector behind it by from_run."
             )
             raise ConfigurationError(msg)
         return self.terms
