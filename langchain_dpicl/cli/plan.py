@@ -489,11 +489,14 @@ def _generation(settings: Settings, compares: bool) -> Output:
 
 
 def _agreed(settings: Settings) -> float:
-    """Returns the guessed agreement on tokens, which no rehearsal measures."""
+    """Returns the guessed agreement on tokens, which no file of `dpicl rehearse` holds."""
     from langchain_dpicl.generation.plan import AGREEMENT
 
     if others := settings.guess.given("skill", "growth", "correlation", "rehearsal"):
         raise fail("guess", "agreement and public_agreement for a generation", list(others))
+    if settings.guess.labels is not None and not _named_labels(settings):
+        advice = "Give --public-size LABEL=N for each."
+        raise fail("guess.labels", "labels with their names for a generation", settings.guess.labels, advice)
     return AGREEMENT if settings.guess.agreement is None else settings.guess.agreement
 
 
@@ -617,15 +620,17 @@ def _token_signal_text(signal: dict[str, Any]) -> list[str]:
     whose = "" if signal["label"] is None else f"for {signal['label']}, the smallest declared label: "
     empty, right = 100 * signal["empty_slot_prob"], 100 * signal["right_token_prob"]
     share, one = 100 * signal["agreement"], 100 * signal["one_shot_agreement"]
+    is_logit = "public_agreement" in signal
     lines = [
         f"expected {whose}"
         + "{expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
         + f"{empty:.1f} % empty slots",
         f"signal   {whose}signal-to-noise {signal['signal_to_noise']:.2f}, right token {right:.1f} %",
-        "         rests on a GUESS, which no rehearsal measures",
+        "         rests on a GUESS"
+        + (", which no rehearsal measures" if is_logit else ": rehearse_generation in Python measures it, free"),
         f"guess    {share:.1f} % of rows want the same token (guess.agreement: {one:.1f} % of one-shot); not measured",
     ]
-    if "public_agreement" in signal:
+    if is_logit:
         lines[1] += f" ({100 * signal['ceiling_prob']:.1f} % at unlimited epsilon: it is drawn from a softmax)"
         public = 100 * signal["public_agreement"]
         lines.append(

@@ -127,8 +127,8 @@ class ShareStatus:
             msg = (
                 f"{name!r}: expected a closed plan, found an open one: its joint cost is not known yet. "
                 "Leave the `with budget.plan()` block, then run the component. A prompt template or a selector runs as "
-                "it is built: build a DemonstrationSynthesizer or a PromptPATELabeler inside the block, and the template "
-                "or the selector behind it by from_run."
+                "it is built: build a DemonstrationSynthesizer or a PromptPATELabeler inside the block, and after it "
+                "the template or the selector by from_run."
             )
             raise ConfigurationError(msg)
         return self.terms

@@ -113,6 +113,19 @@ def test_plan_shows_noise_calls_money_and_a_recommendation(capsys: pytest.Captur
     assert {"signal_to_noise", "right_token_prob", "empty_slot_prob"} <= set(out["signal"])
 
 
+def test_a_plan_of_texts_says_what_measures_its_guess_and_takes_no_number_of_labels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["plan", "--epsilon", "1", "--delta", "1e-6", "--max-tokens", "20", "--no-compare"]
+    arguments += ["--set", "guess.labels=2", "--public-size"]
+    assert main([*arguments, "800"]) == 2
+    assert "guess.labels: expected labels with their names for a generation, found 2" in capsys.readouterr().err
+    assert main([*arguments, "a=400", "--public-size", "b=400"]) == 0, "they are named"
+    assert "rests on a GUESS: rehearse_generation in Python measures it, free" in capsys.readouterr().out
+    assert main([*arguments, "a=400", "--public-size", "b=400", "--set", "noise=recentered_clip"]) == 0
+    assert "rests on a GUESS, which no rehearsal measures" in capsys.readouterr().out
+
+
 def test_plan_with_words_before_the_texts_shows_their_price_and_the_cliff(capsys: pytest.CaptureFixture[str]) -> None:
     terms = ["--epsilon", "4", "--delta", "1e-6", "--public-size", "a=2000", "--public-size", "b=90"]
     arguments = ["plan", *terms, "--max-tokens", "5", "--set", "decoding.released_words=true"]
