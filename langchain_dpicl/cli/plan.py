@@ -395,6 +395,11 @@ def _money(cost: Cost, settings: Settings) -> float:
     return cost.money(price_in=settings.cost.price_in, price_out=settings.cost.price_out)
 
 
+def money_text(money: float) -> str:
+    """Returns what calls cost in words: without a price, 0.00 would read as free."""
+    return f"money {money:.2f}" if money else "no price given"
+
+
 def _caps(settings: Settings, calls_per_row: int) -> dict[str, int]:
     """Returns the public caps of a call as `cost` takes them."""
     names = ("record_tokens", "query_tokens", "answer_tokens")
@@ -428,7 +433,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "right label": (">13", "{right_label_prob:.1%}"),
     "at most": (">9", "{ceiling_prob:.1%}"),
     "calls": (">12", "{private_calls:,}"),
-    "money": (">11", "{money:,.2f}"),
+    "money": (">11", "{in_money}"),
     "unlimited": (">11", "{ceiling_prob:.1%}"),
     "local tokens": (">14", "{local_tokens:,}"),
     "": ("", "{reading}"),
@@ -451,6 +456,7 @@ def _in_texts(option: Output) -> Output:
         "fill": f"{option['overfill']:g}" if is_filled else "-",
         "noise": _noise_text(option, 3),
         "local_tokens": option.get("prefilled_tokens", 0) + option.get("decoded_tokens", 0),
+        "in_money": f"{option['money']:,.2f}" if option.get("money") else "-",
         "reading": " calibrated" if option.get("calibrated") else "",
     }
 
@@ -565,7 +571,8 @@ def _generation_text(out: dict[str, Any]) -> str:
     lines += _token_signal_text(out["signal"])
     lines.append(
         "cost     {private_calls:,} private + {public_calls:,} public calls, {tokens_in:,} tokens in, "
-        "{tokens_out:,} out, money {money:.2f}".format(**cost)
+        "{tokens_out:,} out, ".format(**cost)
+        + money_text(cost["money"])
     )
     lines.append(
         "local    {prefills:,} prompts of {prefilled_tokens:,} tokens read + {decoded_tokens:,} tokens decoded, "
@@ -973,7 +980,8 @@ def _vote_rows_text(out: Output) -> list[str]:
 def _vote_cost_text(cost: Mapping[str, Any], *, unit: str) -> str:
     return (
         "cost     {calls_per_query:.1f} calls per {unit}: {private_calls:,} private + {public_calls:,} public calls, "
-        "{tokens_in:,} tokens in, {tokens_out:,} out, money {money:.2f}".format(unit=unit, **cost)
+        "{tokens_in:,} tokens in, {tokens_out:,} out, ".format(unit=unit, **cost)
+        + money_text(cost["money"])
     )
 
 
@@ -1044,7 +1052,7 @@ def _retrieval_text(out: dict[str, Any]) -> str:
     filter_, slots = plan["participation"], plan["participation"]["num_slots"]
     once = "once for all queries (nothing is spent)"
     rows = "one for each unit that takes part" if slots is None else f"{slots} slots, however many units take part"
-    calls = "{calls_per_query:.1f} calls per query, {tokens_in:,} tokens in, {tokens_out:,} out, money {money:.4f}"
+    calls = "{calls_per_query:.1f} calls per query, {tokens_in:,} tokens in, {tokens_out:,} out, ".format(**cost)
     lines = [
         f"epsilon {price_text(plan)}, {once}",
         f"filter   each of {plan['public_size']:,} declared units takes part in {filter_['participations']} answers",
@@ -1057,7 +1065,7 @@ def _retrieval_text(out: dict[str, Any]) -> str:
             abstained=f"; enough votes {_percent(signal['passes_floor_prob'])}",
             fewer="let units take part in fewer answers",
         ),
-        "cost     " + calls.format(**cost) + "; each document is embedded once besides",
+        f"cost     {calls}{money_text(cost['money'])}; each document is embedded once besides",
     ]
     return "\n".join(lines)
 
@@ -1340,8 +1348,10 @@ def _evolution_text(out: dict[str, Any]) -> str:
     lines += [
         "signal   {votes_per_candidate:.1f} votes per candidate if they fell evenly; ".format(**signal)
         + f"three deviations of the noise are {share:.1f} % of the units of the smallest label",
-        "cost     no private call; {public_calls:,} public calls, {tokens_in:,} tokens in, {tokens_out:,} out, "
-        "money {money:.2f}".format(**out["cost"]),
+        "cost     no private call; {public_calls:,} public calls, {tokens_in:,} tokens in, {tokens_out:,} out, ".format(
+            **out["cost"]
+        )
+        + money_text(out["cost"]["money"]),
         "         embedded: {private:,} private texts (each once) and {public:,} public ones".format(**out["embedded"]),
     ]
     return "\n".join(lines)

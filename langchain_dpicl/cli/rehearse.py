@@ -22,7 +22,7 @@ from langchain_dpicl.cli.inputs import (
     read_records,
     read_settings,
 )
-from langchain_dpicl.cli.plan import num_wordings, toml_lines
+from langchain_dpicl.cli.plan import money_text, num_wordings, toml_lines
 from langchain_dpicl.cli.spending import check_public, save_or_print
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
@@ -250,9 +250,10 @@ def _cost_of_texts(
 def _cost_text(cost: RehearsalCost, settings: Settings) -> str:
     least, most = cost.least, cost.most
     money = most.money(price_in=settings.cost.price_in, price_out=settings.cost.price_out)
+    priced = f" and {money:.2f} money" if money else ", no price given"
     return (
-        f"{least.public_calls:,} to {most.public_calls:,} calls, at most {most.tokens_in + most.tokens_out:,} tokens "
-        f"and {money:.2f} money; nothing private is read."
+        f"{least.public_calls:,} to {most.public_calls:,} calls, at most {most.tokens_in + most.tokens_out:,} tokens"
+        f"{priced}; nothing private is read."
     )
 
 
@@ -377,7 +378,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
             say(json.dumps({**trial.to_dict(), **more}, indent=2))
     if has_words:
         for row in written:
-            say(_DEMONSTRATION.format(**row))
+            say(_DEMONSTRATION.format(**row, price=money_text(row["money"])))
         if trial.recommended is not None:
             say("\n".join(toml_lines(trial.recommended.settings)))
     return 0
@@ -417,7 +418,7 @@ def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: b
 
 _DEMONSTRATION = (
     "private demonstrations, epsilon {epsilon:g}, {count} of each label: {fidelity:.0%} of tokens are those of the "
-    "rows without noise ({low:.0%} to {high:.0%}); {calls:,} calls, money {money:.2f}"
+    "rows without noise ({low:.0%} to {high:.0%}); {calls:,} calls, {price}"
 )
 _TEXT_TOKENS, _REHEARSED_TOKENS = 60, 16
 

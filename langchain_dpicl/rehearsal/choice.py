@@ -717,9 +717,10 @@ def _percent(share: float) -> str:
 
 
 def _option_lines(option: TriedOption, wide: int) -> Iterator[str]:
+    money = f"{option.money:,.2f}" if option.money else "-"  # without a price, 0.00 would read as free
     yield (
         f"{option.name:<{wide}}{_percent(option.right):>6}  {option.span:<10}{_percent(option.at_most):>8}"
-        f"{option.calls:>11,}{option.money:>9,.2f}"
+        f"{option.calls:>11,}{money:>9}"
     )
     yield f"  {option.verdict}; {option.design}"
 

@@ -121,7 +121,9 @@ def test_a_plan_of_texts_says_what_measures_its_guess_and_takes_no_number_of_lab
     assert main([*arguments, "800"]) == 2
     assert "guess.labels: expected labels with their names for a generation, found 2" in capsys.readouterr().err
     assert main([*arguments, "a=400", "--public-size", "b=400"]) == 0, "they are named"
-    assert "rests on a GUESS: rehearse_generation in Python measures it, free" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "rests on a GUESS: rehearse_generation in Python measures it, free" in shown
+    assert " out, no price given\n" in shown
     assert main([*arguments, "a=400", "--public-size", "b=400", "--set", "noise=recentered_clip"]) == 0
     assert "rests on a GUESS, which no rehearsal measures" in capsys.readouterr().out
 

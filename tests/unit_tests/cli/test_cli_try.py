@@ -284,7 +284,7 @@ def test_the_shipped_examples_are_four_topics_of_varied_sentences() -> None:
 
 
 PRINTED = """\
-2,176 to 6,272 calls, at most 1,764,992 tokens and 0.00 money; nothing private is read.
+2,176 to 6,272 calls, at most 1,764,992 tokens, no price given; nothing private is read.
 a rehearsal of 64 public examples; 4 labels, 2,000 declared units, delta 1e-06
                                                               right  range      at most      calls    money
 always 'cooking', the most frequent label                      25 %  free, epsilon 0
@@ -292,13 +292,13 @@ zero-shot                                                      95 %  free, epsil
 zero-shot, calibrated                                          95 %  free, epsilon 0
 instruction only: a prompt of examples that the model wrote    92 %  free, epsilon 0
 votes of 40 rows of your public examples, 4-shot               98 %  free, epsilon 0
-private votes, epsilon 1, 100 queries                          95 %  88 to 100    100 %      4,200     0.00
+private votes, epsilon 1, 100 queries                          95 %  88 to 100    100 %      4,200        -
   no better than what is free; 20 x 4, fill 1.5, gaussian, calibrated
-private votes, epsilon 2, 100 queries                          96 %  89 to 100    100 %      4,100     0.00
+private votes, epsilon 2, 100 queries                          96 %  89 to 100    100 %      4,100        -
   no better than what is free; 40 x 8, fill 1, gaussian
-private votes, epsilon 4, 100 queries                          98 %  91 to 100    100 %      4,100     0.00
+private votes, epsilon 4, 100 queries                          98 %  91 to 100    100 %      4,100        -
   no better than what is free; 40 x 4, fill 1.5, gaussian
-private votes, epsilon 8, 100 queries                          98 %  92 to 100    100 %      4,100     0.00
+private votes, epsilon 8, 100 queries                          98 %  92 to 100    100 %      4,100        -
   no better than what is free; 40 x 8, fill 1, gaussian
 right: of answers; range: nine times in ten; at most: without noise, at the upper end of its range;
 40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt;
