@@ -289,8 +289,10 @@ def read_record(
             return "", {}, f"records: expected text under {field!r}; a record has {kind_of(value)}.{advice}"
         if is_label:
             if value not in known:
-                advice = "Declare every label, letter by letter: case and white space count."
-                return "", {}, f"records: expected a declared label under {field!r}; a record has another. {advice}"
+                advice = "Declare every label, letter by letter: case and white space count"
+                booleans = "; of booleans 'true' and 'false'" if labels_as_text else ""
+                fault = f"records: expected a declared label under {field!r}; a record has another."
+                return "", {}, f"{fault} {advice}{booleans}."
             record[field] = known[value]
         else:
             record[field] = _clean(value, declared.max_chars)
@@ -726,7 +728,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         units, fault = read_units(source, declared, labels_as_text=labels_as_text)
         del source
         if units is None:
-            shown = "`dpicl check FILE` with the same declaration shows them to the owner"
+            shown = "for JSON lines or CSV, `dpicl check FILE` with the same declaration shows them to the owner"
             raise RecordError(f"{fault} Index and value are hidden; {shown}.")
         label_of = labels_by_unit(units, declared)
         if has_moved(label_of, declared):
@@ -1043,7 +1045,7 @@ def container_fault(records: Any) -> str:
     if is_record or is_file or isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
         advice = " Of a table of splits give one; put a single record into a list." * is_record
         if is_file or isinstance(records, (str, os.PathLike)):
-            advice = " Read the file first: csv.DictReader(file), a data frame or a document loader."
+            advice = " Read the file first: csv.DictReader(file), map(json.loads, file), a data frame or a loader."
         return f"records: expected an iterable of texts or mappings, found {type(records).__name__}.{advice}"
     return ""
 

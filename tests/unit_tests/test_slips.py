@@ -131,6 +131,17 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         RecordError,
         r"a record has another\. Declare every label, letter by letter: case and white space count\..*`dpicl check FILE`",
     ),
+    "booleans, declared as a frame writes them": (
+        lambda: PrivateExamples(
+            [{"text": "a", "label": True}],
+            label_key="label",
+            labels=("True", "False"),
+            public_size=900,
+            labels_as_text=True,
+        ),
+        RecordError,
+        r"a record has another\. Declare every label, .*: case and white space count; of booleans 'true' and 'false'\.",
+    ),
     "a field of another name": (
         lambda: PrivateExamples(
             [{"content": "a", "label": "0"}], label_key="label", labels=("0", "1"), public_size=900
@@ -183,12 +194,12 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a path in place of the records": (
         lambda: declared(records="tickets.csv"),
         ConfigurationError,
-        r"records: expected an iterable .*, found str\. Read the file first: csv\.DictReader\(file\), a data frame or",
+        r"records: expected an iterable .*, found str\. Read the file first: csv\.DictReader\(file\), map\(json\.loads, file\), a data",
     ),
     "an open file in place of what it holds": (
         lambda: declared(records=io.StringIO(f"text,label\n{CANARY},tech\n")),
         ConfigurationError,
-        r"records: expected an iterable .*, found StringIO\. Read the file first: csv\.DictReader\(file\), a data frame or",
+        r"records: expected an iterable .*, found StringIO\. Read the file first: csv\.DictReader\(file\), map\(json\.loads, file\), a data",
     ),
     "an open temporary file": (
         lambda: declared(records=tempfile.NamedTemporaryFile("w+")),  # noqa: SIM115  it goes with the error
