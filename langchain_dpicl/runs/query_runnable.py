@@ -699,7 +699,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         # Where none is left, the ledger refuses the first one. A run on a rolling range may end between two queries.
         if self.on_exhausted != "raise" or self.runs is not None or len(inputs) < 2:
             return
-        configs = config if isinstance(config, Sequence) else [config] * len(inputs)
+        configs: Sequence[Any] = config if isinstance(config, Sequence) else [config] * len(inputs)
         asked = [
             (self.tenants.of(ensure_config(one)), self._query_of(value))
             for value, one in zip(inputs, configs, strict=False)  # LangChain refuses another number of configs
