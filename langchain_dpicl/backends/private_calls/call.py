@@ -18,7 +18,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import run_in_executor
 from langsmith.run_helpers import tracing_context
 
 from langchain_dpicl._opaque import Opaque, PerProcess, Uncopyable, this_process
@@ -32,7 +31,6 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     PromptPath,
     calls_litellm,
     hush_clients,
-    is_blocking,
     kind_and_doors,
     refuse_open_models,
 )
@@ -444,7 +442,6 @@ class SilentModel:
         refuse_other_transports(model)
         self._model = model
         self._kind, self._doors = takes or kind_and_doors(model)
-        self._is_blocking = is_blocking(model)
         self._way = PromptPath(model)
         self._bound = dict(bound)
         self._spelling = spelling_of(model)
@@ -505,8 +502,7 @@ class SilentModel:
         loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
         while True:
             if is_lost:
-                run = contextvars.Context().run
-                reply = await loop.run_in_executor(_attempt_threads(), run, self._attempt, request, retry)
+                reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request, retry)
             else:
                 reply = await self._run_attempt(request, retry)
                 is_lost = reply.fault == "loop"
@@ -569,7 +565,8 @@ class SilentModel:
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
                     with passage.calling():
-                        outcome = _reply(request, await self._awaited(request))
+                        door, options = self._prepare(1, request)
+                        outcome = _reply(request, await door(*self._input(request), **options))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
         except KeyboardInterrupt:  # while a failure was looked at
@@ -582,15 +579,6 @@ class SilentModel:
         if _came_late(passage):
             return await self._aattempt(request, retry)
         return self._reply_unless_tripped(outcome, call, passage, request)
-
-    async def _awaited(self, request: Request) -> Any:
-        """Awaits the model's answer; a blocking call runs in threads of ours, not in those of the event loop."""
-        if not self._is_blocking:
-            door, options = self._prepare(1, request)
-            return await door(*self._input(request), **options)
-        door, options = self._prepare(0, request)
-        run = contextvars.copy_context().run
-        return await run_in_executor(_attempt_threads(), run, door, *self._input(request), **options)
 
     def _reply_unless_tripped(self, reply: Reply, call: CallMark, passage: CallLimits, request: Request) -> Reply:
         """Returns the reply, or a fault in its place if the call broke a rule."""
@@ -1065,21 +1053,6 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
         raise ConfigurationError(
             f"threads: expected to start {size}, found that the system allows fewer. {advice}"
         ) from None
-
-
-_ATTEMPTS = Crew(DEFAULT_CONCURRENCY)
-
-
-def _attempt_threads() -> ThreadPoolExecutor | None:
-    """Returns the threads for blocking calls of awaited answers; None: there is no room for them.
-
-    An awaited answer holds places and turns while it waits for a thread. In the event loop's own threads other code may
-    make blocking calls that wait for these; here nothing does.
-    """
-    try:
-        return _ATTEMPTS.here()
-    except ConfigurationError:
-        return None
 
 
 class _Process:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.embeddings import Embeddings
-from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, SimpleChatModel
+from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends.private_calls import method_checks
@@ -154,13 +154,6 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
         f"expected a chat or completion model or OpenAIDecisions, found {type(model).__name__}; "
         "pass the model itself, not a chain, fallback or configurable wrapper around it"
     )
-
-
-def is_blocking(model: Any) -> bool:
-    """Whether LangChain makes an awaited call of a model by its blocking method, in a thread of the event loop."""
-    doors = (GENERATING[1], "_acall")
-    owners = {next((base for base in type(model).__mro__ if name in vars(base)), LLM) for name in doors}
-    return isinstance(model, BaseChatModel | BaseLLM) and owners <= {BaseChatModel, SimpleChatModel, BaseLLM, LLM}
 
 
 def is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:

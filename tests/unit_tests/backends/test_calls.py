@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbedd
 from langchain_dpicl.backends.rows.rows import RowSource
 from langchain_dpicl.backends.sync_async import Call, FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word, spread
+from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
 DOMAIN = [b" card", b" cash", b""]
@@ -159,28 +158,6 @@ class TestLimit:
             assert backend.top_tokens("aaa", [], top_k=1)
             assert session.score(DOMAIN).any()
             assert (await task).any()
-
-        in_threads(lambda: asyncio.run(mixed()))
-
-    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
-    def test_does_not_lock_up_blocking_calls_in_the_loop_s_own_threads_beside_awaited_ones(self, kind: Any) -> None:
-        """Awaited calls of a model without an awaited client need a thread, while they hold the places of the limit."""
-
-        class Slow(kind):  # type: ignore[misc]
-            def _generate(self, *args: Any, **kwargs: Any) -> Any:
-                time.sleep(0.01)
-                return super()._generate(*args, **kwargs)
-
-        session = LangChainBackend(Slow(answer=ANSWERS), max_concurrency=2).open(["aaa"] * 9, [])
-
-        async def mixed() -> None:
-            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-            awaited = asyncio.ensure_future(session.ascore(DOMAIN))
-            await asyncio.sleep(0.005)
-            assert [len(rows) for rows in await asyncio.gather(awaited, asyncio.to_thread(session.score, DOMAIN))] == [
-                9,
-                9,
-            ]
 
         in_threads(lambda: asyncio.run(mixed()))
 
