@@ -611,9 +611,6 @@ RELEASE = "dpicl.release"
 _NOTE = "_dpicl_refusal"
 _REFUSALS_AWAITED: ContextVar[bool] = ContextVar("dpicl_refusals_awaited", default=False)
 
-_SENDING: set[asyncio.Task[None]] = set()
-"""Events on their way to async observers: an event loop holds its tasks weakly."""
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Manager = TypeVar("Manager", CallbackManager, AsyncCallbackManager)
@@ -642,7 +639,7 @@ async def arecord_event(
 ) -> None:
     """Async version of `record_event`; `is_slow`: `data` may wait for a ledger, and is called in a thread.
 
-    A cancellation ends neither such a wait nor an observer, which goes on behind it: observers count what was charged.
+    A cancellation during such a wait is raised after the event is sent: observers count what was charged.
     """
     stop = None
     with _OutcomeKept(name):
@@ -650,11 +647,7 @@ async def arecord_event(
         if run is not None:
             if is_slow and callable(data):
                 data, stop = await run_to_completion(data)
-            # In a task of its own: a cancellation would end those of the observers before their first line.
-            sending = asyncio.create_task(run.on_custom_event(name, _values(data), run_id=run.parent_run_id))
-            _SENDING.add(sending)
-            sending.add_done_callback(_SENDING.discard)
-            await asyncio.shield(sending)
+            await run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
     if stop is not None:
         raise stop
 

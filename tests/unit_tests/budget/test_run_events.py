@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import wrapt
@@ -458,22 +458,6 @@ def test_ctrl_c_in_an_observer_is_a_stop() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(lambda: record_event(REFUSED, {}), Stopped())
-
-
-async def test_a_charge_is_heard_where_its_task_is_cancelled_as_it_is_sent() -> None:
-    observer, held = AsyncObserver(), handler()
-    share = held.budget.declare("c", tickets=[Ticket("t", PureEvent(0.1))])
-
-    async def charge() -> None:
-        async with RunEvents("Component", budget=held, share=share) as events:
-            events.tickets = 1
-            cast("asyncio.Task[None]", asyncio.current_task()).cancel()  # it comes where the block's end first waits
-
-    with pytest.raises(asyncio.CancelledError):
-        await arun(charge, observer)
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert [(name, data["tickets"]) for name, data in observer.heard] == [(CHARGED, 1)]
 
 
 async def test_a_task_that_is_cancelled_while_it_tells_is_cancelled() -> None:
