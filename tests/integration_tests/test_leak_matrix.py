@@ -100,7 +100,7 @@ def in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
             self._model.invoke(request.prompt.reveal())
         return Reply(fault="content")
 
-    async def aattempt(self: SilentModel, request: Any, retry: Any) -> Reply:
+    async def aattempt(self: SilentModel, request: Any, retry: Any, threads: Any) -> Reply:
         with contextlib.suppress(Exception):
             await self._model.ainvoke(request.prompt.reveal())
         return Reply(fault="content")

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -496,15 +496,18 @@ class SilentModel:
             time.sleep(wait)
             attempt += 1
 
-    async def aask(self, request: Request, *, retry: RetryPolicy) -> Reply:
-        """Async twin of `ask`; a client that belongs to another event loop is replaced by the blocking one."""
+    async def aask(self, request: Request, *, retry: RetryPolicy, threads: ThreadPoolExecutor | None = None) -> Reply:
+        """Async twin of `ask`; a client that belongs to another event loop is replaced by the blocking one.
+
+        What the call hands to threads of the event loop is done by `threads`; None: by those of the loop.
+        """
         self._refuse_options(request)
         loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
         while True:
             if is_lost:
-                reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request, retry)
+                reply = await loop.run_in_executor(threads, contextvars.Context().run, self._attempt, request, retry)
             else:
-                reply = await self._run_attempt(request, retry)
+                reply = await self._run_attempt(request, retry, threads)
                 is_lost = reply.fault == "loop"
                 if is_lost:
                     continue  # which is no attempt: whether there was one depends on what ran before in this process
@@ -514,10 +517,10 @@ class SilentModel:
             await asyncio.sleep(wait)
             attempt += 1
 
-    async def _run_attempt(self, request: Request, retry: RetryPolicy) -> Reply:
+    async def _run_attempt(self, request: Request, retry: RetryPolicy, threads: ThreadPoolExecutor | None) -> Reply:
         """Runs one attempt as a task in its own context; a call that cancels itself is a fault of its row."""
         attempt = asyncio.get_running_loop().create_task(
-            self._aattempt(request, retry), name=TASK_NAME, context=contextvars.Context()
+            self._aattempt(request, retry, threads), name=TASK_NAME, context=contextvars.Context()
         )
         caller = asyncio.current_task()
         try:
@@ -552,8 +555,9 @@ class SilentModel:
             return self._attempt(request, retry)
         return self._reply_unless_tripped(outcome, call, passage, request)
 
-    async def _aattempt(self, request: Request, retry: RetryPolicy) -> Reply:
+    async def _aattempt(self, request: Request, retry: RetryPolicy, threads: ThreadPoolExecutor | None) -> Reply:
         call, passage = _enter_call(request, retry)
+        call.threads = threads
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
         outcome: Reply | None = None
@@ -577,7 +581,7 @@ class SilentModel:
         if outcome is None:  # outside the handlers: the provider's exception is not its context
             raise stop
         if _came_late(passage):
-            return await self._aattempt(request, retry)
+            return await self._aattempt(request, retry, threads)
         return self._reply_unless_tripped(outcome, call, passage, request)
 
     def _reply_unless_tripped(self, reply: Reply, call: CallMark, passage: CallLimits, request: Request) -> Reply:
@@ -827,7 +831,9 @@ class CallPool:
     All threads start with the first batch and stay for reuse, so that their number tells no number of rows.
 
     Threads and event loops share the limit, except that blocking calls from a thread with a running event loop have
-    a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
+    a limit of their own: they stop that loop, so waiting for its awaited calls would never end. An awaited call needs
+    no thread of its loop's own, in all of which blocking code may wait for a place: threads of the pool do what it
+    hands to those.
     """
 
     def __init__(
@@ -870,7 +876,8 @@ class CallPool:
 
     async def aprobe(self, request: Request) -> Reply:
         """Async twin of `probe`."""
-        return await self._model.aask(request, retry=ProbePolicy.of(self._retry))
+        threads = self._here().awaited_threads()
+        return await self._model.aask(request, retry=ProbePolicy.of(self._retry), threads=threads)
 
     async def aone(self, request: Request) -> Reply:
         """Async twin of `one`."""
@@ -918,6 +925,7 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`: no more tasks than calls are allowed at once, as others can count tasks."""
+        self._here().awaited_threads()  # also where there is nothing to ask, see `start`
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))
 
@@ -951,8 +959,9 @@ class CallPool:
             return self._model.ask(request, retry=self._retry)
 
     async def _athrough(self, request: Request) -> Reply:
-        async with self._here().gate:
-            return await self._model.aask(request, retry=self._retry)
+        here = self._here()
+        async with here.gate:
+            return await self._model.aask(request, retry=self._retry, threads=here.awaited_threads())
 
     def _gates(self, limit: CallLimit | None) -> _Gates:
         """Returns what a blocking call goes through; inside a running loop nothing that its awaited calls may hold."""
@@ -1007,6 +1016,9 @@ class SilentEngine(Uncopyable):
         self._model.check_engine()
 
 
+_Work: TypeAlias = Literal["", "in-loop", "awaited"]
+
+
 class Crew:
     """Threads of one call pool or of several; all of them start at once, so their number tells no number of calls.
 
@@ -1016,25 +1028,26 @@ class Crew:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._pools: dict[tuple[tuple[int, int], int, bool], ThreadPoolExecutor] = {}
+        self._pools: dict[tuple[tuple[int, int], int, _Work], ThreadPoolExecutor] = {}
         self._starting = PerProcess(threading.Lock)
 
-    def here(self, limit: int = 1, *, inside_a_loop: bool = False) -> ThreadPoolExecutor:
+    def here(self, limit: int = 1, work: _Work = "") -> ThreadPoolExecutor:
         """Returns the threads of this process: they do not survive a fork.
 
         Args:
           limit: calls at once, public; at least so many threads.
-          inside_a_loop: those for a blocking call that stops a running loop, which others do not wait in.
+          work: what they do; others never wait in those for blocking calls that stop a running loop ("in-loop"), nor in
+            those for what calls that are awaited hand to threads ("awaited").
         """
         process, size = this_process(), self._size
         while size < limit:
             size *= 2
         with self._starting.here:
-            if (pool := self._pools.get((process, size, inside_a_loop))) is None:
-                pool = ThreadPoolExecutor(size, thread_name_prefix="dpicl-in-loop" if inside_a_loop else "dpicl")
+            if (pool := self._pools.get((process, size, work))) is None:
+                pool = ThreadPoolExecutor(size, thread_name_prefix=f"dpicl-{work}" if work else "dpicl")
                 _start_all(pool, size)
                 # Only now: work of another caller would take the place of a start.
-                self._pools[process, size, inside_a_loop] = pool
+                self._pools[process, size, work] = pool
         return pool
 
 
@@ -1062,7 +1075,16 @@ class _Process:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
         self._crew, self._threads = crew, threads
+        self._awaited: ThreadPoolExecutor | None = None
 
     def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
         # Threads for other calls may wait for awaited calls of the loop that a blocking call inside it stops.
-        return self._crew.here(self._threads, inside_a_loop=inside_a_loop)
+        return self._crew.here(self._threads, "in-loop" if inside_a_loop else "")
+
+    def awaited_threads(self) -> ThreadPoolExecutor | None:
+        """Returns the threads for what awaited calls hand to those of their loop; None: there is no room for them."""
+        if self._awaited is None:
+            with suppress(ConfigurationError):
+                # What one call hands over may wait for more that it hands over.
+                self._awaited = self._crew.here(max(self._threads, DEFAULT_CONCURRENCY), "awaited")
+        return self._awaited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
@@ -40,13 +41,15 @@ class CallMark:
       withholds: whether the call is private, so that its logs and warnings are dropped.
       tripped: whether it started a LangChain run, even if the exception was caught.
       passage: the limits on what it sends and receives over HTTP; None: it makes no model call.
+      threads: those that do what an awaited call hands to the threads of its event loop; None: the loop's own do.
     """
 
-    __slots__ = ("passage", "tripped", "withholds")
+    __slots__ = ("passage", "threads", "tripped", "withholds")
 
     def __init__(self, *, withholds: bool, passage: Any = None) -> None:
         self.withholds = withholds
         self.passage = passage
+        self.threads: concurrent.futures.ThreadPoolExecutor | None = None
         self.tripped = False
 
 
@@ -225,8 +228,49 @@ def _start(inner: Callable[..., Any], call: CallMark, thread: threading.Thread) 
 
 
 def _hand_over(inner: Callable[..., Any], call: CallMark, pool: Any, work: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Submits work to a pool with the mark, as a partial: no frame of ours in the worker names its arguments."""
+    """Submits work to a pool with the mark, as a partial: no frame of ours in the worker names its arguments.
+
+    What an awaited call hands to the threads of its loop, as LangChain's default `_agenerate`, the class of OpenAI and
+    name lookups do, goes to threads of ours: blocking code in all of the loop's may wait for the end of that call.
+    """
+    if isinstance(call, _PoolQuestion):
+        raise _PoolFoundError(pool)
+    if call.threads is not None and pool is _pool_of_loop():
+        pool = call.threads
     return inner(pool, _MarkedFunction(call, functools.partial(work, *args, **kwargs)))
+
+
+class _PoolQuestion(CallMark):
+    """The mark under which an event loop is asked for its threads: no work is handed to them."""
+
+    __slots__ = ()
+
+
+class _PoolFoundError(Exception):
+    """The answer: the pool that the loop hands work to."""
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__()
+        self.pool = pool
+
+
+def _pool_of_loop() -> Any:
+    """Returns the threads that the event loop here runs blocking code in; None without a loop.
+
+    No loop says it, and each may get others, so it is asked to hand work over, which the guard stops.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    token = _CALL.set(_PoolQuestion(withholds=True))
+    try:
+        loop.run_in_executor(None, _nothing)
+    except _PoolFoundError as found:
+        return found.pool
+    finally:
+        _CALL.reset(token)
+    return None
 
 
 def _call_back(inner: Callable[..., Any], call: CallMark, future: Any, fn: Callable[..., Any]) -> Any:

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,15 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
-from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, Rows
+from langchain_dpicl import (
+    Budget,
+    DemonstrationSynthesizer,
+    DPVotingRunnable,
+    LabelAnswers,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Rows,
+)
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls import call as call_module
@@ -475,6 +484,127 @@ class TestAtMost:
             boxed = asyncio.run(ask.arun()) if awaited else ask.run()
             assert gauge.most == most
             assert boxed.take().shape == (6, 2)
+
+
+class HandsOver(ScriptedChat):
+    """A model that is awaited, and hands a part of its work to threads of the loop, as that of OpenAI does."""
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        return await asyncio.to_thread(self._generate, *args, **kwargs)
+
+
+class OfAnotherLoop(ScriptedChat):
+    """A model whose async client is lost, so that awaited calls are blocking ones in threads."""
+
+    async def _agenerate(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("Event loop is closed")
+
+
+def card_or_cash(number: int) -> PrivateExamples:
+    records = [{"text": f"declined {one}", "queue": ("card", "cash")[one % 2]} for one in range(40)]
+    return PrivateExamples(
+        records, label_key="queue", labels=("card", "cash"), public_size=40, dataset_id=f"both ways {number}"
+    )
+
+
+def two_of(kind: str, model: type[ScriptedChat]) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    """An engine with one place, an awaited answer of it and a blocking one."""
+    budget = PrivacyBudgetCallbackHandler(epsilon=99.0, delta=1e-6)
+    if kind == "voting":
+        texts = TextVoteBackend(model(answer=lambda _: {"card": 1.0}), max_concurrency=1)
+        voter = DPVotingRunnable.from_private_examples(
+            card_or_cash(0),
+            llm=texts,
+            budget=budget,
+            epsilon=9.0,
+            max_queries=4,
+            rows=Rows(slots=4, shots=1),
+            answers=LabelAnswers(votes="text"),
+        )
+        return texts, lambda: voter.ainvoke("why?"), partial(voter.invoke, "when?")
+    tokens = LangChainBackend(model(answer=ANSWERS), max_concurrency=1)
+    writers = [
+        DemonstrationSynthesizer.from_private_examples(
+            card_or_cash(number),
+            llm=tokens,
+            budget=PrivacyBudgetCallbackHandler(epsilon=99.0, delta=1e-6),
+            epsilon=9.0,
+            shots_per_label=1,
+            max_tokens=1,
+            rows=Rows(slots=4, shots=1),
+        )
+        for number in range(2)
+    ]
+    return tokens, writers[0].arun, writers[1].run
+
+
+class TestBothWays:
+    @pytest.mark.parametrize("kind", ["voting", "generation"])
+    @pytest.mark.parametrize("model", [ScriptedChat, HandsOver, OfAnotherLoop])
+    async def test_an_awaited_answer_needs_no_thread_in_which_blocking_code_waits_for_it(
+        self, kind: str, model: type[ScriptedChat]
+    ) -> None:
+        """LangChain runs steps that block in the threads to which models that are awaited hand their work."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        engine, awaited, blocking = two_of(kind, model)
+        gate = engine._calls._here().gate
+
+        async def queue_for_the_place(answer: Any, *, as_number: int) -> asyncio.Future[Any]:
+            asked = asyncio.ensure_future(answer)
+            while len(gate._waiting) < as_number:  # noqa: ASYNC110 - no event tells that a call waits
+                await asyncio.sleep(0.001)
+            return asked
+
+        gate.__enter__()
+        answers = [
+            await queue_for_the_place(awaited(), as_number=1),
+            await queue_for_the_place(asyncio.to_thread(blocking), as_number=2),  # in the loop's only thread
+        ]
+        gate.__exit__(None, None, None)
+        _, left = await asyncio.wait(answers, timeout=10.0)
+        if left:
+            gate.__exit__(None, None, None)  # one more place: a failure does not hang
+        await asyncio.gather(*answers)
+        assert not left, "they wait for each other"
+
+    async def test_threads_of_awaited_calls_start_whether_there_is_a_row_or_not(self) -> None:
+        started = []
+        for prompts in (0, 1, 5):
+            calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, 8)
+            await calls.amany([request("aaa")] * prompts)
+            started += [(name, len(pool._threads)) for (*_, name), pool in calls._crew._pools.items()]
+        assert started == [("awaited", call_module.DEFAULT_CONCURRENCY)] * 3
+
+    async def test_where_no_more_threads_start_awaited_calls_use_those_of_the_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await asyncio.to_thread(lambda: None)  # starts one
+
+        def no_room(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_room)
+            assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
+
+    async def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(self) -> None:
+        own, names = ThreadPoolExecutor(1, thread_name_prefix="the-models"), []
+
+        class HasThreads(ScriptedChat):
+            async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+                loop = asyncio.get_running_loop()
+                for pool in (own, None):
+                    name = await loop.run_in_executor(pool, lambda: threading.current_thread().name)
+                    names.append(name.rsplit("_", 1)[0])
+                return self._generate(*args, **kwargs)
+
+        calls = CallPool(silence(HasThreads(answer=ANSWERS)), QUICK, 1)
+        assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
+        assert names == ["the-models", "dpicl-awaited"]
+        mark = await asyncio.to_thread(lambda: threading.current_thread().name)
+        assert not mark.startswith("dpicl")  # outside of calls the loop's own do the work
 
 
 class TestGate:
