@@ -609,6 +609,8 @@ RELEASE = "dpicl.release"
 """Name of the event of an answer, with its receipt."""
 
 _NOTE = "_dpicl_refusal"
+_TELLING: set[asyncio.Future[None]] = set()
+"""Events that are being sent: an event loop alone does not keep a task from the garbage collector."""
 _REFUSALS_AWAITED: ContextVar[bool] = ContextVar("dpicl_refusals_awaited", default=False)
 
 logger = logging.getLogger(__name__)
@@ -639,7 +641,8 @@ async def arecord_event(
 ) -> None:
     """Async version of `record_event`; `is_slow`: `data` may wait for a ledger, and is called in a thread.
 
-    A cancellation during such a wait is raised after the event is sent: observers count what was charged.
+    A cancellation during such a wait is raised after the event is sent, and one while it is sent does not stop that:
+    observers count what was charged.
     """
     stop = None
     with _OutcomeKept(name):
@@ -647,9 +650,24 @@ async def arecord_event(
         if run is not None:
             if is_slow and callable(data):
                 data, stop = await run_to_completion(data)
-            await run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
+            # A task of its own, as a cancelled one would take those of the observers with it before they begin.
+            telling = asyncio.ensure_future(run.on_custom_event(name, _values(data), run_id=run.parent_run_id))
+            _TELLING.add(telling)
+            telling.add_done_callback(_told)
+            await asyncio.wait({telling})
+            try:
+                telling.result()
+            finally:
+                del telling  # breaks a cycle: it holds an error, whose frames hold it
     if stop is not None:
         raise stop
+
+
+def _told(telling: asyncio.Future[None]) -> None:
+    """Forgets an event that was sent; asyncio would log the words of an error that nobody looks at."""
+    _TELLING.discard(telling)
+    if not telling.cancelled():
+        telling.exception()
 
 
 class RunEvents:

@@ -108,6 +108,33 @@ async def test_events_reach_async_observers_on_their_own_loop(explicit: bool) ->
     assert awaited.loops == {id(asyncio.get_running_loop())}
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_cancellation_while_what_was_charged_is_sent_ends_the_run_and_not_the_sending(waits: bool) -> None:
+    may_go, heard = asyncio.Event(), []
+
+    class Writes(AsyncCallbackHandler):
+        async def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+            if waits:
+                await may_go.wait()
+            heard.append((name, data["tickets"]))
+
+    class OneTicket:
+        component, epsilon, delta = "queues", 1.0, 1e-7
+
+    async def pay() -> None:
+        async with RunEvents("Component", budget=handler(), share=OneTicket()) as events:
+            events.tickets = 1
+            asyncio.get_running_loop().call_soon(task.cancel)  # before the first line of any observer
+
+    task = asyncio.create_task(arun(pay, Writes()))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_go.set()
+    for _ in range(4):  # turns of the loop
+        await asyncio.sleep(0)
+    assert heard == [(CHARGED, 1)]
+
+
 @pytest.mark.parametrize("is_begun", [True, False])
 async def test_a_cancellation_while_the_ledger_is_read_for_an_event_goes_on_once_it_is_told(is_begun: bool) -> None:
     reading, may_go, listener = threading.Event(), threading.Event(), Observer()
