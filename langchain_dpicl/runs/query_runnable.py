@@ -771,10 +771,12 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             with self.tenants.turn(tenant, query) as gate:
                 is_gate_ours = False if gate is None else (yield AcquireGate(gate))
                 try:
-                    return (yield from self._serialised(tenant, query, pay, config))
+                    answered = yield from self._serialised(tenant, query, pay, config)
                 finally:
                     if is_gate_ours and gate is not None:
                         gate.__exit__(None, None, None)
+            # Observers may need a thread of the event loop, in all of which such queries may wait.
+            return (yield from self._told(*answered, config))
         finally:
             self._tick()
 
@@ -792,7 +794,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
 
     def _serialised(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
-    ) -> EffectGenerator[Any]:
+    ) -> EffectGenerator[tuple[Any, Source, Reservation | None]]:
         """Answers (an effect generator) while no other process answers the same query, if there is a memo."""
         if self.memo is None:
             return (yield from self._answered(tenant, query, pay, config))
@@ -805,11 +807,14 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
 
     def _answered(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
-    ) -> EffectGenerator[Any]:
-        """Answers one query of one tenant: from the cache, by a release, or zero-shot (an effect generator)."""
+    ) -> EffectGenerator[tuple[Any, Source, Reservation | None]]:
+        """Answers one query of one tenant (an effect generator): from the cache, by a release, or zero-shot.
+
+        Returns the outcome, where it comes from, and the ticket that it took.
+        """
         if (outcome_before := self._read_memo(tenant, query)) is not None:
             outcome = yield from self._finished(tenant, query, outcome_before, config)
-            return (yield from self._told(outcome, "memo", None, config))
+            return outcome, "memo", None
         self._refuse_early(tenant, pay)
         # The public calls that are not made beside the rows come before the ticket: an outage then costs nothing.
         prepared = yield from self._prepare(query, config)
@@ -836,11 +841,11 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             refusal = {"error": type(error).__name__, "requested": error.requested, "remaining": error.remaining}
         else:
             outcome = yield from self._finished(tenant, query, outcome, config)
-            return (yield from self._told(outcome, "release", ticket, config))
+            return outcome, "release", ticket
         # After the `except` block, so that later errors do not have the refusal as their context.
         yield _notification(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
         outcome = yield from self._zero_shot(query, prepared, config)
-        return (yield from self._told(outcome, "zero-shot", None, config))
+        return outcome, "zero-shot", None
 
     def _refuse_early(self, tenant: Tenant, pay: TicketCharge) -> None:
         """Refuses a query that cannot be paid for before its public calls are made."""

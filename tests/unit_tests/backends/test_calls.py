@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
@@ -508,20 +509,23 @@ def card_or_cash(number: int) -> PrivateExamples:
     )
 
 
+def a_voter(texts: TextVoteBackend) -> DPVotingRunnable:
+    return DPVotingRunnable.from_private_examples(
+        card_or_cash(0),
+        llm=texts,
+        budget=PrivacyBudgetCallbackHandler(epsilon=99.0, delta=1e-6),
+        epsilon=90.0,
+        max_queries=4,
+        rows=Rows(slots=4, shots=1),
+        answers=LabelAnswers(votes="text"),
+    )
+
+
 def two_of(kind: str, model: type[ScriptedChat]) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     """An engine with one place, an awaited answer of it and a blocking one."""
-    budget = PrivacyBudgetCallbackHandler(epsilon=99.0, delta=1e-6)
     if kind == "voting":
         texts = TextVoteBackend(model(answer=lambda _: {"card": 1.0}), max_concurrency=1)
-        voter = DPVotingRunnable.from_private_examples(
-            card_or_cash(0),
-            llm=texts,
-            budget=budget,
-            epsilon=9.0,
-            max_queries=4,
-            rows=Rows(slots=4, shots=1),
-            answers=LabelAnswers(votes="text"),
-        )
+        voter = a_voter(texts)
         return texts, lambda: voter.ainvoke("why?"), partial(voter.invoke, "when?")
     tokens = LangChainBackend(model(answer=ANSWERS), max_concurrency=1)
     writers = [
@@ -567,6 +571,32 @@ class TestBothWays:
             gate.__exit__(None, None, None)  # one more place: a failure does not hang
         await asyncio.gather(*answers)
         assert not left, "they wait for each other"
+
+    async def test_an_awaited_answer_gives_its_turn_back_before_observers_hear_of_it(self) -> None:
+        """LangChain calls observers that are not asynchronous in threads of the loop; equal questions may wait in all."""
+        began, over = asyncio.Event(), asyncio.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+        class Waiting(ScriptedChat):
+            async def _agenerate(self, *given: Any, **options: Any) -> Any:
+                began.set()
+                await over.wait()
+                return self._generate(*given, **options)
+
+        voter = a_voter(TextVoteBackend(Waiting(answer=lambda _: {"card": 1.0}), max_concurrency=1))
+        answers = [asyncio.ensure_future(voter.ainvoke("why?", {"callbacks": [BaseCallbackHandler()]}))]
+        await began.wait()
+        ((gate, _),) = voter.tenants._turns.here.values()
+        answers.append(asyncio.ensure_future(asyncio.to_thread(voter.invoke, "why?")))
+        while not gate._waiting:  # noqa: ASYNC110 - no event tells that a call waits
+            await asyncio.sleep(0.001)
+        over.set()
+        _, left = await asyncio.wait(answers, timeout=10.0)
+        if left:
+            gate.__exit__(None, None, None)  # see above
+        assert await asyncio.gather(*answers) == ["card", "card"]
+        assert not left, "they wait for each other"
+        assert voter.queries_left == 3
 
     async def test_threads_of_awaited_calls_start_whether_there_is_a_row_or_not(self) -> None:
         started = []
