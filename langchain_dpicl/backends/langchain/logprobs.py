@@ -383,18 +383,24 @@ def _first_entries(values: object, limit: int) -> Sequence[Any]:
 def _reported(place: dict[str, Any], most: int) -> list[Entry]:
     """Returns the entries of a place, and the written token where they are without it, as LMDeploy's are."""
     entries, own = _entries(place.get("top_logprobs"), most), place.get("logprob")
-    token, spelled = place.get("token"), place.get("bytes")
+    token = place.get("token")
     if not entries or not isinstance(token, str) or probability(own) == 0.0:
         return entries
 
     def is_own(entry: Any, logprob: object) -> bool:
-        if isinstance(logprob, float) and logprob == own:
+        named = entry.get("token") if isinstance(entry, dict) else entry
+        if isinstance(named, str) and named == token:
             return True
-        named, known = (entry.get("token"), entry.get("bytes")) if isinstance(entry, dict) else (entry, None)
-        # Several tokens that are parts of characters have the same text.
-        return isinstance(named, str) and named == token and (known is None or spelled is None or known == spelled)
+        # The same token may be spelled otherwise in the list, unless both are text.
+        return isinstance(logprob, float) and logprob == own and not (_is_plain(named) and _is_plain(token))
 
     return entries if any(is_own(*entry) for entry in entries) else [*entries, (place, own)]
+
+
+def _is_plain(token: object) -> bool:
+    """Whether a reported token is text, and no end, number or part of a character."""
+    is_text = isinstance(token, str) and bool(token) and token not in EOS_TEXTS
+    return is_text and not _UNREADABLE.search(str(token)) and not _BY_ID.fullmatch(str(token))
 
 
 def _entries(top: object, most: int) -> list[Entry]:
@@ -735,7 +741,8 @@ def _tests(wire: ReplyFormat, reply: Reply, name: str) -> list[tuple[str, Probab
         piece = piece if number else piece.lstrip()  # servers may trim the text
         start = text.find(piece, end) if piece else -1
         plain = piece.replace("\u2581", " ").replace("\u0120", " ")  # SentencePiece's and byte-level BPE's space
-        is_marked = start < 0 and plain != piece and text.startswith(plain, end)
+        begins = (plain,) if number else (plain, plain.lstrip())  # the text may be trimmed
+        is_marked = start < 0 and plain != piece and text.startswith(begins, end)
         if not is_marked and (start < 0 or text[end:start].strip()):
             break
         if is_marked or (start > end and number > 0):

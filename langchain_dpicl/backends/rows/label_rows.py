@@ -57,6 +57,9 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, Mode
 LEAST_WEIGHT = sys.float_info.min
 """Least content-free probability to divide by, where every label has a likelihood."""
 
+NO_LABEL = -1
+"""The place of tokens that begin a label and may be words of their own."""
+
 LEAST_REPORTED = 1e-6
 """The same where labels may go unreported: those count at least the smallest probability that is reported."""
 
@@ -126,13 +129,16 @@ def _in_order(weights: Rows) -> Rows:
 
 
 def shares(reported: Iterable[tuple[int, float]], width: int) -> list[float]:
-    """Returns [width] the labels' shares of their common mass, zeros if there is none; non-numbers count as 0."""
-    out = [0.0] * width
+    """Returns [width] the labels' shares of their common mass; non-numbers count as 0.
+
+    Zeros if there is none, or if more lies at `NO_LABEL`: what that says is unknown, and the rest would decide alone.
+    """
+    out = [0.0] * (width + 1)  # the last is that of `NO_LABEL`
     for place, value in reported:
         if 0.0 < value < math.inf:
             out[place] += min(value, 1.0)
-    total = sum(out)
-    return [value / total for value in out] if total > 0.0 else out
+    unknown, total = out.pop(), sum(out)
+    return [value / total for value in out] if total > unknown else [0.0] * width
 
 
 def calibrate_contextually(own: list[float], content_free: Sequence[list[float]], *, is_exact: bool) -> list[float]:
@@ -182,8 +188,9 @@ def tokens_of_bytes(
     run beyond the first token are included, but do not count as distinguishing. Shorter ones are other words:
 
     - where the tokenizer is known, all that are shorter than its own first token of the spelling;
-    - else those in `STOP_WORDS` as sentences write them (" a", " in", "In", "The"), unless one is the text's own first
-      word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not.
+    - else those in `STOP_WORDS` as sentences write them (" a", " in"; "In", "The" unless the text itself is written so),
+      unless one is the text's own first word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin so,
+      and an answer in words does not. These words are no label's (`NO_LABEL`).
 
     Args:
       labels: the texts of each label.
@@ -225,8 +232,8 @@ def _beginnings(labels: Sequence[Sequence[str]]) -> dict[str, int | None]:
 def _own_beginnings(
     labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
 ) -> dict[str, int]:
-    """Returns the beginnings that count for a label, with and without a space; see `tokens_of_bytes`."""
-    begun = _beginnings(labels)
+    """Returns the label of each beginning that counts, with and without a space; see `tokens_of_bytes`."""
+    begun, written = _beginnings(labels), {text.strip() for text in chain.from_iterable(labels)}
     own: dict[str, int] = {}
     for text in _all_spellings(labels):
         known = _first_tokens(text, encode) if encode is not None else ()
@@ -234,10 +241,12 @@ def _own_beginnings(
             place = begun.get(text[:length].casefold())
             first = tuple([token for token in known if token.startswith(b" ") == bool(space)])
             spelled = space + text[:length]
-            if place is not None and (
-                spelled.encode().startswith(first) if first else not _is_other_word(text, length, space)
-            ):
+            if place is None or (first and not spelled.encode().startswith(first)):
+                continue
+            if first or not _is_other_word(text, length, space, is_written=text in written):
                 own[spelled] = place
+            else:
+                own.setdefault(spelled, NO_LABEL)
     return own
 
 
@@ -250,11 +259,19 @@ def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) ->
     return [token for token in tokens if spelled.startswith((token, b" " + token))]
 
 
-def _is_other_word(text: str, length: int, space: str) -> bool:
-    """Whether a beginning that is shorter than the first word is a word by itself, written as sentences write it."""
+def _is_other_word(text: str, length: int, space: str, *, is_written: bool) -> bool:
+    """Whether a beginning that is shorter than the first word is a word by itself, written as sentences write it.
+
+    Args:
+      text: a spelling of a label.
+      length: of the beginning.
+      space: in front of it.
+      is_written: whether the label is written so, as rows show it: "Theft" then begins with the token "The".
+    """
     beginning = text[:length]
     is_word = length < len(_first_piece(text)) and beginning.casefold() in STOP_WORDS
-    return is_word and (beginning.istitle() or (space == " " and beginning.islower()))
+    as_first = beginning.istitle() and (length == 1 or not is_written)
+    return is_word and (as_first or (space == " " and beginning.islower()))
 
 
 def _first_piece(text: str) -> str:
@@ -585,8 +602,9 @@ MOST_AT_ONCE = 64
 _NO_LABEL = (
     "The answer to a public prompt gives no label any probability ({}): rows with such answers {}. Rows that show "
     'records can name one where only records show how it is written (" X", "3"). Say in the prompt that a label is '
-    "wanted, give verbalizers as the model writes them, or switch its thinking off; where the model writes the space "
-    "before a label as a token of its own, end the prompt with a space."
+    "wanted, give verbalizers as the model writes them, or its tokenizer (LangChainBackend(llm, tokenizer=...)), or "
+    "switch its thinking off; where the model writes the space before a label as a token of its own, end the prompt "
+    "with a space."
 )
 _ABSTAIN = "abstain too, private ones at the full charge, and if all do, noise alone decides"
 _COUNT_FOR_NONE = "count for none, private ones at the full charge, and if all do, the input gets no label"

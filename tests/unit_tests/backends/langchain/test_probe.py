@@ -443,7 +443,7 @@ class TestWhetherTheServerGoesOn:
                     entry["token"] = entry["token"].replace(" ", mark)
                 return result
 
-        words = [f" w{number}" for number in range(16)]
+        words = [f" w{number}" for number in range(16)]  # the first token too has a mark, and the text no space
         for more in ({}, {"continuation": "instruct"}):
             with pytest.raises(CapabilityError, match=r"with marks in place of their spaces.*return_tokens_as_token"):
                 LangChainBackend(Marked(answer=odd_rows(words)), **more)

@@ -16,6 +16,7 @@ from scipy import special
 from langchain_dpicl.backends.rows import label_rows
 from langchain_dpicl.backends.rows.label_rows import (
     LEAST_WEIGHT,
+    NO_LABEL,
     calibrate_contextually,
     check_verbalizers,
     per_label,
@@ -123,6 +124,8 @@ class TestShares:
 
     def test_no_mass_is_zeros(self) -> None:
         assert shares([], 2) == [0.0, 0.0]
+        assert shares([(0, 0.3), (1, 0.1), (NO_LABEL, 0.3)], 2) == pytest.approx([0.75, 0.25])
+        assert shares([(0, 0.1), (NO_LABEL, 0.3), (1, 0.2), (NO_LABEL, 0.1)], 2) == [0.0, 0.0]
         assert shares([(0, 0.0), (1, NAN), (1, -1.0), (0, INF)], 2) == [0.0, 0.0]
 
     @settings(max_examples=60, deadline=None)
@@ -267,9 +270,10 @@ class TestTokensOfAVocabulary:
             tokens_of_vocabulary(tuple(map(tuple, labels)), known)
         assert 'votes="text"' in str(caught.value)
 
-    def test_words_that_begin_any_answer_are_left_out(self) -> None:
+    def test_words_that_begin_any_answer_are_no_labels(self) -> None:
         known = vocabulary(" a", " as", " As", "as", " ast", " or", " ord", "a", "A", "I")
-        assert tokens_of_vocabulary([["asthma"], ["order"], ["invoice", "I"]], known) == {3: 0, 4: 0, 6: 1, 7: 0, 9: 2}
+        found = tokens_of_vocabulary([["asthma"], ["order"], ["invoice", "I"]], known)
+        assert found == {3: 0, 4: 0, 6: 1, 7: 0, 9: 2} | dict.fromkeys((0, 1, 2, 5, 8), NO_LABEL)
 
     def test_another_text_may_serve_a_label(self) -> None:
         known = vocabulary("card", "fee", "pay")
@@ -288,11 +292,11 @@ class TestTokensOfBytes:
         assert found[b"bil"] == found[b" Bill"] == found[b"BIL"] == 0
         assert found[b"big"] == found[b" BIG"] == 1
 
-    def test_words_that_begin_any_answer_are_left_out(self) -> None:
-        found = tokens_of_bytes([["asthma"], ["invoice"], ["order"], ["Theft"]])
-        words = ("a", "A", "as", "As", "i", "I", "in", "In", "or", "Or", "the", "The")
-        assert not {f" {word}".encode() for word in words} & set(found)
-        assert not {word.encode() for word in words if word.istitle()} & set(found)
+    def test_words_that_begin_any_answer_are_no_labels(self) -> None:
+        found = tokens_of_bytes([["asthma"], ["invoice"], ["order"], ["Theft"], ["Atm"]])
+        words = (" a", " A", "A", " as", " As", "As", " i", " I", "I", " in", "In", " or", "Or", " the", " at")
+        assert {found.get(word.encode(), NO_LABEL) for word in words} == {NO_LABEL}
+        assert (found[b"The"], found[b" The"], found[b"At"]) == (3, 3, 4)  # as they are written, rows show them
         assert [found[token] for token in (b"as", b" AS", b" ast", b"in", b"IN", b" Inv", b" ord", b"the", b" theft")] == [
             *[0] * 3, *[1] * 3, 2, *[3] * 2
         ]  # fmt: skip
@@ -377,11 +381,13 @@ class TestTokensOfBytes:
 
     def test_what_a_tokenizer_with_a_space_before_any_text_leaves_open_is_guessed(self) -> None:
         found = tokens_of_bytes([["asthma"], ["fee"]], lambda text: cut(r" \w{3}| ")(f" {text}"))
-        assert [token for token in found if token.endswith((b"s", b"st"))] == [b"as", b"ast", b" ast", b"Ast", b" Ast"]
+        own = [token for token in found if found[token] != NO_LABEL]
+        assert [token for token in own if token.endswith((b"s", b"st"))] == [b"as", b"ast", b" ast", b"Ast", b" Ast"]
 
     def test_a_first_token_that_spells_another_text_leaves_the_guess(self) -> None:
         found = tokens_of_bytes([["asthma"], ["invoice"]], lambda text: cut(r" ?\w{4}|\W")(text.lower()))
-        assert [token for token in found if token.endswith((b"s", b"st"))] == [b"Ast", b" Ast"]
+        own = [token for token in found if found[token] != NO_LABEL]
+        assert [token for token in own if token.endswith((b"s", b"st"))] == [b"Ast", b" Ast"]
         assert found[b" Asth"] == found[b"AST"] == found[b"asth"] == 0
 
     def test_a_first_token_counts_in_any_spelling_with_a_space_in_front_or_without(self) -> None:
