@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from langchain_dpicl.backends.private_calls import forks
 from langchain_dpicl.backends.private_calls.log_guard import EXCHANGE, CallMark, GuardedMethod
 from langchain_dpicl.exceptions import UnsilencableModelError
 
@@ -412,6 +413,7 @@ def put_request(
 ) -> Any:
     """Records where a request goes."""
     passage.left()
+    forks.own_connection(connection)
     passage.hosts[f"{connection.host}:{connection.port}"] = None
     tunnel = getattr(connection, "_tunnel_host", None)
     if tunnel:
@@ -423,6 +425,7 @@ def put_request(
 
 def connect_http(inner: Inner, passage: CallLimits, connection: Any) -> Any:
     """Connects within the remaining time."""
+    forks.record_opening(connection)
     # A proxy replies before the provider does.
     with limited_exchange(passage), _close_if_refused(connection), _limit_replies(passage, connection):
         return inner(connection)
@@ -574,6 +577,14 @@ def _with_content(response: Any, body: ReplyBody) -> Any:
     package = next(base for base in type(response).__mro__ if base.__name__ == "Response").__module__
     response.stream = sys.modules[package.partition(".")[0]].ByteStream(body.content())
     return response
+
+
+# httpcore and httpcore2: pools that a fork shares.
+
+
+def _through_pool(inner: Inner, passage: CallLimits, pool: Any, request: Any) -> Any:  # noqa: ARG001
+    forks.own_pool(pool)
+    return inner(pool, request)
 
 
 # httpcore and httpcore2: waits of blocking clients. A wait is limited each time, as any number of them follow.
@@ -752,6 +763,9 @@ def _of_httpcore(module: Any) -> Iterable[GuardedMethod]:
     for package, name in (("_sync", "HTTP11Connection"), ("_async", "AsyncHTTP11Connection")):
         connections = importlib.import_module(f"{module.__name__}.{package}.http11")
         yield _limited_hook(getattr(connections, name), "_response_closed", _close_reply, 1)
+    for kind, name in ((module.ConnectionPool, "handle_request"), (module.AsyncConnectionPool, "handle_async_request")):
+        forks.forget(kind())  # raises where its parts have other names
+        yield _limited_hook(kind, name, _through_pool, 2)
 
 
 def _of_http_client(module: Any) -> Iterable[GuardedMethod]:
