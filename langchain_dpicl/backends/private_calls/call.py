@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -41,6 +41,8 @@ from langchain_dpicl.backends.sync_async import (
     call_stop,
     check_silent,
     concurrency_limit,
+    is_in_loop,
+    start_thread,
 )
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, UnsilencableModelError
 
@@ -868,11 +870,25 @@ class CallPool:
 
     def one(self, request: Request) -> Reply:
         """Makes one call, with the retries of the engine's policy."""
-        return self._through(self._gates(call_limit()), request, call_stop())
+        return self.many([request])[0]
 
     def probe(self, request: Request) -> Reply:
-        """Makes one public call, with the few retries of a probe."""
-        return self._model.ask(request, retry=ProbePolicy.of(self._retry))
+        """Makes one public call, with the few retries of a probe.
+
+        In another thread where those of `many` run in others: a model may work in the first thread alone.
+        """
+        reply: Future[Reply] = Future()
+
+        def ask() -> None:
+            try:
+                reply.set_result(self._model.ask(request, retry=ProbePolicy.of(self._retry)))
+            except BaseException as error:  # noqa: BLE001  of the caller
+                reply.set_exception(error)
+
+        is_here = self._at_once() == 1 and not is_in_loop()
+        if is_here or start_thread(ask, name="probe of dpicl") is None:
+            ask()
+        return reply.result()
 
     async def aprobe(self, request: Request) -> Reply:
         """Async twin of `probe`."""

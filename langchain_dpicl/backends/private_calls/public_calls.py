@@ -248,7 +248,10 @@ _TROUBLES = (
 )
 _NO_CREDIT = _FailureAdvice(r"", "answered, but the account has no credit left", "check its plan and billing")
 _LOOP = _FailureAdvice(
-    r"", "could not be reached", "its client belongs to another event loop: build the model in this one"
+    r"",
+    "could not be reached",
+    "its client belongs to another event loop, or it looks for one in a thread that has none: build the model in this "
+    "one, or let its blocking call make a loop by asyncio.run()",
 )
 _REFUSED = (
     "Private prompts go to the configured address only, and time and size of replies are limited: correct base_url=, "

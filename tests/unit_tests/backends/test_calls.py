@@ -41,7 +41,7 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, SimilarTexts
 from langchain_dpicl.backends.rows.rows import RowSource
 from langchain_dpicl.backends.sync_async import Call, FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -100,6 +100,14 @@ def slow(gauge: Gauge, seconds: float = 0.02, **options: Any) -> ScriptedChat:
                 return super()._generate(*args, **kwargs)
 
     return Slow(answer=ANSWERS, **options)
+
+
+class OwnLoop(ScriptedChat):
+    """Runs an event loop of its own for each call."""
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        asyncio.run(asyncio.sleep(0))
+        return super()._generate(*args, **kwargs)
 
 
 def request(text: str) -> Request:
@@ -303,13 +311,43 @@ class TestLimit:
 
     @pytest.mark.parametrize("limit", [1, 2])
     async def test_a_model_with_a_loop_of_its_own_works_below_a_running_one(self, limit: int) -> None:
-        class OwnLoop(ScriptedChat):
-            def _generate(self, *args: Any, **kwargs: Any) -> Any:
-                asyncio.run(asyncio.sleep(0))
-                return super()._generate(*args, **kwargs)
-
         calls = CallPool(silence(OwnLoop(answer=ANSWERS)), QUICK, limit)
         assert [reply.fault for reply in calls.many([request("aaa"), request("bbb")])] == [None, None]
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    async def test_its_probe_and_a_single_call_work_there_too(self, limit: int) -> None:
+        engine = TextVoteBackend(OwnLoop(answer=ANSWERS), max_concurrency=limit, retry=QUICK)
+        assert engine.score_public("aaa", ["card", "transfer"])[0] == 0.0
+
+    def test_a_model_that_works_in_its_own_thread_alone_is_refused_where_private_calls_run_in_others(self) -> None:
+        here = threading.current_thread()
+
+        class OneThread(ScriptedChat):
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                if threading.current_thread() is not here:
+                    raise ValueError("made in another thread")
+                return super()._generate(*args, **kwargs)
+
+        with pytest.raises(CapabilityError, match="made in another thread"):
+            TextVoteBackend(OneThread(answer=ANSWERS), retry=QUICK)
+        engine = TextVoteBackend(OneThread(answer=ANSWERS), max_concurrency=1, retry=QUICK)
+        row = engine.score_public("aaa", ["card", "transfer"])
+        assert row.tolist() == engine.score_choices(["aaa"], ["card", "transfer"])[0].tolist() == [0.0, -np.inf]
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_public_call_runs_where_private_ones_do(self, limit: int) -> None:
+        seen: list[bool] = []
+
+        def answer(_: str) -> dict[str, float]:
+            seen.append(threading.current_thread() is here)
+            return {" card": 1.0}
+
+        here = threading.current_thread()
+        calls = CallPool(silence(ScriptedChat(answer=answer)), QUICK, limit)
+        calls.one(request("aaa"))
+        calls.probe(request("aaa"))
+        calls.many([request("aaa")])
+        assert seen == [limit == 1] * 3
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_every_call_of_a_batch_has_a_context_of_its_own(self, limit: int) -> None:
