@@ -428,10 +428,10 @@ class Counting(TextChat):
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         with LOCK:
+            is_first = not FLIGHT["most"]  # the others begin when it has ended
             FLIGHT["now"] += 1
             FLIGHT["most"] = max(FLIGHT["most"], FLIGHT["now"])
         patience = time.monotonic() + 60
-        is_first = threading.current_thread() is threading.main_thread()  # the others begin when it has ended
         while not is_first and FLIGHT["most"] < FLIGHT["hoped"] and time.monotonic() < patience:
             time.sleep(0.001)
         time.sleep(0.01)
