@@ -764,6 +764,21 @@ def start_thread(action: Callable[[], object], *, name: str) -> threading.Thread
     return thread
 
 
+def run_elsewhere(action: Callable[[], T], *, name: str) -> T:
+    """Returns what an action returns in another thread; runs it here where the system has no room for one."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(action())
+        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
+            outcome.set_exception(error)
+
+    if start_thread(run, name=name) is None:
+        return action()
+    return outcome.result()
+
+
 def start_calls(engine: object) -> None:
     """Starts the threads of an engine's calls, also where there is no row to ask: whether they run would show that.
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -42,7 +42,7 @@ from langchain_dpicl.backends.sync_async import (
     check_silent,
     concurrency_limit,
     is_in_loop,
-    start_thread,
+    run_elsewhere,
 )
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, UnsilencableModelError
 
@@ -877,18 +877,11 @@ class CallPool:
 
         In another thread where those of `many` run in others: a model may work in the first thread alone.
         """
-        reply: Future[Reply] = Future()
 
-        def ask() -> None:
-            try:
-                reply.set_result(self._model.ask(request, retry=ProbePolicy.of(self._retry)))
-            except BaseException as error:  # noqa: BLE001  of the caller
-                reply.set_exception(error)
+        def ask() -> Reply:
+            return self._model.ask(request, retry=ProbePolicy.of(self._retry))
 
-        is_here = self._at_once() == 1 and not is_in_loop()
-        if is_here or start_thread(ask, name="probe of dpicl") is None:
-            ask()
-        return reply.result()
+        return ask() if self._at_once() == 1 and not is_in_loop() else run_elsewhere(ask, name="probe of dpicl")
 
     async def aprobe(self, request: Request) -> Reply:
         """Async twin of `probe`."""
