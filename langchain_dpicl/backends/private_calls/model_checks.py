@@ -297,6 +297,7 @@ class _Inspection:
         self.functions: dict[int, types.FunctionType] = {}
         self.found: dict[str, list[str]] = {}
         self.things: list[Any] = []
+        self.hooks: list[tuple[type, Any]] = []
 
     def inspect_object(self, thing: Any, depth: int) -> None:
         self.things.append(thing)
@@ -308,10 +309,7 @@ class _Inspection:
             self._find(kind, requests, is_strict=_is_sdk(kind) or _is_strict(kind, kind))
         for collection in _client_collections(thing):
             self._mark(collection, collection)
-            # Hooks receive each request. Hooks and transports that users write are their own responsibility.
-            hooks = [("event_hooks", hook) for hook in collection if callable(hook)]
-            for hook in hooks:
-                self._find(kind, [hook], is_strict=_is_installed_code(hook[1]))
+            self.hooks += [(kind, hook) for hook in collection if callable(hook)]
         for base in kind.__mro__:
             if top_of(base.__module__) in RECORDERS:
                 self._note(package_label(base.__module__), kind.__name__)
@@ -325,8 +323,13 @@ class _Inspection:
             opaque = _opaque(value) if "client" in name else ""
             if opaque and not is_within(opaque, self.named):
                 self._note(opaque, f"{type(self.model).__name__}.{name}, which cannot be inspected,")
-        for module, kind in self._strangers():
+        sdks = frozenset[str]().union(*(_sdks(type(thing)) for thing in self.things))
+        for module, kind in self._strangers(sdks):
             self._note(package_label(module), kind.__name__)
+        for kind, hook in self.hooks:
+            # Hooks receive each request. Hooks and transports that users write are their own responsibility, and SDKs
+            # put some on the client that they are given, as OpenAI's does for Azure.
+            self._find(kind, [("event_hooks", hook)], is_strict=_is_installed_code(hook), home=sdks)
         self._mark(method_checks.CARRIED, method_checks.CARRIED)
         if method_checks.uses_litellm(self.things):
             self.marks |= {id(now): (now, was) for now, was in method_checks.litellm_marks()}
@@ -335,11 +338,11 @@ class _Inspection:
         for culprit, place in method_checks.before_messages(bench, tops):
             self._note(culprit, place)
 
-    def _strangers(self) -> Iterator[tuple[str, type]]:
+    def _strangers(self, sdks: frozenset[str]) -> Iterator[tuple[str, type]]:
         """Yields modules of other distributions that SDK and HTTP objects inherit from and that nobody named."""
         kinds = [type(thing) for thing in self.things]
         clients = [base for kind in kinds if not (_is_sdk(kind) or _is_http(kind)) for base in kind.__mro__]
-        sdks = tops_of(type(self.model).__mro__).union(*map(_sdks, kinds), _CARRYING)
+        sdks = sdks | tops_of(type(self.model).__mro__) | _CARRYING
         for kind in kinds:
             if _is_sdk(kind) or _is_http(kind):
                 known = sdks if _is_sdk(kind) else sdks | tops_of(clients)
@@ -366,11 +369,13 @@ class _Inspection:
     def _note(self, culprit: str, place: str) -> None:
         self.found.setdefault(culprit, []).append(place)
 
-    def _find(self, owner: type, items: Iterable[tuple[str, Any]], *, is_strict: bool) -> None:
-        """Records each method of `owner` that another package wraps, under that package's name."""
+    def _find(
+        self, owner: type, items: Iterable[tuple[str, Any]], *, is_strict: bool, home: frozenset[str] = frozenset()
+    ) -> None:
+        """Records each method of `owner` that a package beside its own and `home` wraps, under that package's name."""
         top = top_of(owner.__module__)
         place: Place | None = "http" if _is_http(owner) or top in _REQUESTING else None
-        bench = AcceptedWrappers(frozenset({top}), is_strict=is_strict, place=place, named=self.named)
+        bench = AcceptedWrappers(home | {top}, is_strict=is_strict, place=place, named=self.named)
         for name, value in items:
             if (name.startswith("__") and name != "__call__") or (
                 top == "langchain_core" and name not in _PROMPT_TAKERS

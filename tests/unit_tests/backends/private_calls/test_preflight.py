@@ -465,6 +465,41 @@ class TestHooksOfTheHTTPClient:
         with pytest.raises(UnsilencableModelError, match=r"langfuse is in the path of Client\.event_hooks"):
             silence(offline_chat(event_hooks={"response": [a_users_hook, known().by_replacement(a_users_hook)]}))
 
+    def test_of_the_sdk_of_the_model_are_accepted_and_of_others_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """OpenAI's client for Azure puts one on the client that it is given."""
+        from langchain_openai import AzureChatOpenAI
+
+        options: Any = {"azure_endpoint": "http://here", "api_version": "1", "api_key": "none", "model": "m"}
+        clients = {"http_client": in_memory(), "http_async_client": http().AsyncClient()}
+        for name, client in clients.items():
+            assert silence(AzureChatOpenAI(**options, **{name: client})).trouble() == ""
+            assert client.event_hooks["request"]
+        shared = offline_chat()
+        shared.root_client._client.event_hooks["request"] += clients["http_client"].event_hooks["request"]
+        assert silence(shared).trouble() == ""
+        foreign = vars(distribution("apm_agent", Models, monkeypatch).Models)["generate_content"]
+        for client in clients.values():
+            client.event_hooks["request"].append(foreign)
+        for name, client in clients.items():
+            with pytest.raises(
+                UnsilencableModelError, match=r"apm_agent is in the path of (Async)?Client\.event_hooks"
+            ):
+                silence(AzureChatOpenAI(**options, **{name: client}))
+
+    def test_of_an_sdk_that_is_not_of_the_model_are_refused(self) -> None:
+        from langchain_openai import AzureChatOpenAI
+
+        given = http().Client()
+        AzureChatOpenAI(azure_endpoint="http://here", api_version="1", api_key="none", model="m", http_client=given)
+        other = stock("ChatAnthropic").model_copy()
+        hooks = other._client._client.event_hooks["request"]
+        hooks += given.event_hooks["request"]
+        try:
+            with pytest.raises(UnsilencableModelError, match=r"openai\.lib\.azure is in the path of .*event_hooks"):
+                silence(other)
+        finally:
+            hooks.clear()
+
     @pytest.mark.parametrize("is_in_place", [False, True], ids=["set", "appended"])
     def test_that_come_later_are_refused(self, is_in_place: bool) -> None:
         model, hook = offline_chat(), known().by_an_object(a_users_hook)
