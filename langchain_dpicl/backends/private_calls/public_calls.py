@@ -73,11 +73,25 @@ KEY = AdviceRow(
     said=r"HTTP 40[13]|api[_ ]key|credential",
     advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
 )
-ACCOUNT = (QUOTA, AWAITED, KEY)
-"""Faults of the account; no other advice applies then."""
+VERSION = AdviceRow(
+    said=r"(unknown|unrecognized)[^:]*: '?store\b",
+    advice=(
+        "The server does not know `store`, which private calls to OpenAI and Azure send as False: take a newer API "
+        "version, as in AzureChatOpenAI(api_version='2025-02-01-preview'), or leave out a store= of your own."
+    ),
+)
+ACCOUNT = (QUOTA, AWAITED, KEY, VERSION)
+"""Faults of the account, or of the version of its API; no other advice applies then."""
 
 _BASE_URL = "check base_url (OpenAI's and that of most servers ends in /v1, Anthropic's must not)"
 ADDRESS = (
+    AdviceRow(
+        said=r"only supported in v1/responses",
+        advice=(
+            "OpenAI serves that model by its Responses API only, which private calls do not use: take one that Chat "
+            "Completions serves."
+        ),
+    ),
     AdviceRow(said=r"HTTP 404", advice=f"Nothing is served there: {_BASE_URL} and the name of the model."),
     AdviceRow(
         said=r"has no attribute 'model_dump'|JSONDecodeError|null value for 'choices'|Unexpected response type from"

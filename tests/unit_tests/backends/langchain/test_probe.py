@@ -502,6 +502,11 @@ def test_agreement_is_a_share_that_is_whole_for_equal_and_nothing_for_disjoint_r
     assert agreement(left, {b"z": 0.5}) == 0.0
 
 
+ELSEWHERE = "This model is only supported in v1/responses and not in v1/chat/completions."
+TOO_NEW = "Error code: 400 - Unknown parameter: 'store'."
+"""What OpenAI says of a model without Chat Completions, and Azure of an older API version."""
+
+
 class TestAdvice:
     @pytest.mark.parametrize(
         ("kind", "model", "said", "expected"),
@@ -530,6 +535,9 @@ class TestAdvice:
             ("HuggingFacePipeline", "gpt2", "", r"vLLM or llama\.cpp"),
             ("ChatOpenAI", "gpt-4o", "AuthenticationError (HTTP 401): wrong", r"check api_key"),
             ("ChatOpenAI", "mine", "NotFoundError (HTTP 404): no", r"check base_url"),
+            ("ChatOpenAI", "gpt-5.6-sol", f"NotFoundError (HTTP 404): {ELSEWHERE}", r"its Responses API only"),
+            ("AzureChatOpenAI", "mine", f"BadRequestError (HTTP 400): {TOO_NEW}", r"newer API version"),
+            ("ChatOpenAI", "mine", "HTTP 400: Unrecognized request argument supplied: store", r"leave out a store="),
             ("ChatOpenAI", "gpt-5.1", "NotFoundError (HTTP 404): no", r"check base_url"),
             ("ChatOpenAI", "gpt-5.1-codex", "AuthenticationError (HTTP 401): no", r"check api_key"),
             ("ChatOpenAI", "o3", "APIStatusError (HTTP 402): pay", r"plan and billing"),
@@ -550,6 +558,18 @@ class TestAdvice:
     )
     def test_is_by_public_facts(self, kind: str, model: str, said: str, expected: str) -> None:
         assert re.search(expected, advice(kind, model, said))
+
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [
+            (ELSEWHERE, r"\)\. OpenAI serves that model by its Responses API only, .*Its own options go into"),
+            (TOO_NEW, r"\)\. The server does not know `store`, [^.]*newer API version[^.]*\.$"),
+        ],
+    )
+    def test_of_what_openai_and_azure_say_is_given_by_other_engines_too(self, said: str, told: str) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"Snow": StatusError(said, status_code=400)})
+        with pytest.raises(CapabilityError, match=told):
+            TextVoteBackend(model)
 
     @pytest.mark.parametrize(
         ("status", "told"),
