@@ -258,7 +258,12 @@ _TROUBLES = (
         "wait, or lower max_concurrency",
     ),
     _FailureAdvice(r"Timeout", "did not answer in time", "raise the client's timeout, and check the address"),
-    _FailureAdvice(r"", "could not be reached", "check the address and that the server is up"),
+    _FailureAdvice(
+        r"",
+        "could not be reached",
+        "check the address and that the server is up (mlx_lm.server hangs up on calls for more than 10 top tokens: "
+        "LangChainBackend(llm, max_top_k=10))",
+    ),
 )
 _NO_CREDIT = _FailureAdvice(r"", "answered, but the account has no credit left", "check its plan and billing")
 _LOOP = _FailureAdvice(

@@ -308,7 +308,10 @@ class TestPatience:
     @pytest.mark.parametrize(
         ("error", "told"),
         [
-            (ConnectionError("refused"), r"could not be reached: .*\(ConnectionError\).*check the address"),
+            (
+                ConnectionError("refused"),
+                r"could not be reached: .*\(ConnectionError\).*check the address.*max_top_k=10",
+            ),
             (StatusError("loading", status_code=503), r"answered, but with an error of its own: .*HTTP 503\)"),
             (StatusError("Used 1101", status_code=429), r"answered, but is busy: .*HTTP 429\).*max_concurrency"),
             (TimeoutError("5 s"), r"did not answer in time: .*\(TimeoutError\).*the client's timeout"),
