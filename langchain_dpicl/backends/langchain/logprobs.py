@@ -641,6 +641,8 @@ def probe(
             f"the log-probabilities of its thoughts. Either {THINKING_OFF}, or take its text as a vote, with room for "
             "the thoughts: TextVoteBackend(llm, options={'max_tokens': 2000})"
         )
+    if reported.keys() == {EOS} and wire.key(answer.reveal().text) != EOS:  # tokens of text without bytes
+        _refuse_unreadable(name, entries)
     tests = _tests(wire, reply, name)
     if wire.continuation == "prefill" and wire.prefill is None:
         wire = _find_continuation(calls, wire, tests)

@@ -105,6 +105,19 @@ class TestLogprobs:
         with pytest.raises(CapabilityError, match="20 top tokens to a public probe, and none that can be read"):
             LangChainBackend(ScriptedChat(answer=ANSWERS, payload=lambda tops: payload))
 
+    def test_of_tokens_without_bytes_are_refused_where_there_is_text(self) -> None:
+        """Each of them is read as the end, so that every demonstration would be empty."""
+
+        def without_bytes(tops: Any) -> Any:
+            content = chat_payload(tops)["content"]
+            bare = [[{**one, "bytes": []} for one in place["top_logprobs"]] for place in content]
+            return {"content": [{**place, "top_logprobs": top} for place, top in zip(content, bare, strict=True)]}
+
+        with pytest.raises(CapabilityError, match="20 top tokens to a public probe, and none that can be read"):
+            LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS)), payload=without_bytes), continuation="instruct")
+        ended = ScriptedChat(answer=fixed({"</s>": 0.5, "<|im_end|>": 0.25}), finish_reason="stop")
+        assert LangChainBackend(ended, continuation="instruct").max_top_k == 2
+
     def test_that_come_as_ids_need_a_tokenizer(self) -> None:
         tops = {f"token_id:{number}": 0.04 for number in range(20)}
         for kind in (ScriptedChat, ScriptedLLM):
