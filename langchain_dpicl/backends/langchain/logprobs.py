@@ -783,7 +783,8 @@ def _find_continuation(calls: CallPool, wire: ReplyFormat, tests: Sequence[tuple
 # nothing, three) as an assistant message, and is asked for the next one. A server that continues reports the same
 # probabilities again, for any model; one that starts a new message does not.
 # Limits: two reports agree if they share nine tenths of their mass, so a server whose rows hardly depend on the prompt
-# passes. A template that alters the message makes a continuing server fail. A server that always writes one token
+# passes. So does one whose template trims the message, as no beginning ends in white space (`docs/providers.md`). A
+# template that alters the message otherwise makes a continuing server fail. A server that always writes one token
 # cannot be compared; it is refused only if its likeliest token opens the probe's sentence again. In the last two cases
 # `prefill=` declares what the probe cannot see.
 def _goes_on(calls: CallPool, wire: ReplyFormat, tests: Sequence[tuple[str, Probabilities]]) -> tuple[bool, str]:
