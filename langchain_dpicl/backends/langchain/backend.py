@@ -53,6 +53,8 @@ class LangChainBackend(TextEngine):
     Args:
       llm: a chat or completion model, bound or not; bound arguments are sent with every call, but for those that are
         ours: temperature, max_tokens, logprobs and top_logprobs are set, stop, stream, n, best_of and echo left out.
+        None of these belongs into `extra_body` or `model_kwargs`, which can override a call: `n` would multiply its
+        cost, a temperature change the rows of some servers, and a stop read as the end.
       continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
       prefill: how the server is asked to continue an assistant message: "plain" (it does so by itself, as
         llama.cpp), "vllm" (by `continue_final_message`); not checked. None: the first of them that the probe
