@@ -621,7 +621,14 @@ def probe(
     wire, reply = _find_top_k(calls, wire, numbers)
     what = "logprobs"
     about = partial(whole_vocabulary, asked=wire.asked) if is_full else advice
-    answer = probe_answer_or_raise(name, reply, asked=what, advice=partial(about, kind, name), lack=NoLogprobsError)
+    answer = probe_answer_or_raise(
+        name,
+        reply,
+        asked=what,
+        advice=partial(about, kind, name),
+        lack=NoLogprobsError,
+        unreached=" (mlx_lm.server hangs up on calls for more than 10 top tokens: LangChainBackend(llm, max_top_k=10))",
+    )
     entries = wire.entries(reply)
     if any(id_of_placeholder(entry) is not None for entry, _ in entries):
         load()

@@ -250,6 +250,7 @@ class _FailureAdvice(NamedTuple):
     todo: str
 
 
+_UNREACHED = _FailureAdvice(r"", "could not be reached", "check the address and that the server is up")
 _TROUBLES = (
     _FailureAdvice(r"HTTP 5", "answered, but with an error of its own", "look at the server and its load"),
     _FailureAdvice(
@@ -258,12 +259,7 @@ _TROUBLES = (
         "wait, or lower max_concurrency",
     ),
     _FailureAdvice(r"Timeout", "did not answer in time", "raise the client's timeout, and check the address"),
-    _FailureAdvice(
-        r"",
-        "could not be reached",
-        "check the address and that the server is up (mlx_lm.server hangs up on calls for more than 10 top tokens: "
-        "LangChainBackend(llm, max_top_k=10))",
-    ),
+    _UNREACHED,
 )
 _NO_CREDIT = _FailureAdvice(r"", "answered, but the account has no credit left", "check its plan and billing")
 _LOOP = _FailureAdvice(
@@ -300,8 +296,12 @@ def probe_answer_or_raise(
     asked: str,
     advice: str | Callable[[str], str],
     lack: type[CapabilityError] = CapabilityError,
+    unreached: str = "",
 ) -> OpaqueValue[ModelOutput]:
-    """Returns the answer to a probe; raises `lack` if the request is at fault, ModelCallError if nothing answered."""
+    """Returns the answer to a probe; raises `lack` if the request is at fault, ModelCallError if nothing answered.
+
+    Where no server was reached, the advice ends in `unreached`.
+    """
     if reply.answer is not None:
         return reply.answer
     if reply.fault == "refused":
@@ -310,9 +310,10 @@ def probe_answer_or_raise(
         )
     if reply.fault in {"busy", "loop"}:
         trouble = _trouble(reply)
+        todo = trouble.todo + (unreached if trouble is _UNREACHED else "")
         raise ModelCallError(
-            f"{name} {trouble.what}: a public probe failed ({_kind(reply)}). Nothing was spent; {trouble.todo}, "
-            "then build it again"
+            f"{name} {trouble.what}: a public probe failed ({_kind(reply)}). Nothing was spent; {todo}, then build it "
+            "again"
         )
     who = f"the client of {name}" if _IN_CLIENT.match(reply.detail) else name
     todo = advice(reply.detail) if callable(advice) else combine_advice(reply.detail, advice)
