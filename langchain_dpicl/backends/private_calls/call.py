@@ -559,7 +559,7 @@ class SilentModel:
 
     async def _aattempt(self, request: Request, retry: RetryPolicy, threads: ThreadPoolExecutor | None) -> Reply:
         call, passage = _enter_call(request, retry)
-        call.threads = threads
+        call.threads, call.loop = threads, asyncio.get_running_loop()
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
         outcome: Reply | None = None
@@ -890,11 +890,12 @@ class CallPool:
 
     async def aone(self, request: Request) -> Reply:
         """Async twin of `one`."""
+        return await self._aone(request, self._here().awaited_threads())
+
+    async def _aone(self, request: Request, threads: ThreadPoolExecutor | None) -> Reply:
         limit = call_limit()
-        if limit is None:
-            return await self._athrough(request)
-        async with limit.gate:
-            return await self._athrough(request)
+        async with nullcontext() if limit is None else limit.gate, self._here().gate:
+            return await self._model.aask(request, retry=self._retry, threads=threads)
 
     def many(self, requests: Sequence[Request]) -> list[Reply]:
         """Makes independent calls; replies come in the order of the requests.
@@ -934,14 +935,15 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`: no more tasks than calls are allowed at once, as others can count tasks."""
-        self._here().awaited_threads()  # also where there is nothing to ask, see `start`
+        # Once, also where there is nothing to ask: how often it is tried where there is no room tells no number of rows.
+        threads = self._here().awaited_threads()
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))
 
         async def work() -> None:
             while waiting:
                 place, request = waiting.popleft()
-                replies[place] = await self.aone(request)
+                replies[place] = await self._aone(request, threads)
 
         try:
             await asyncio.gather(*(_task(work()) for _ in range(min(self._at_once(), len(waiting)))))
@@ -966,11 +968,6 @@ class CallPool:
             if stop is not None and stop.is_set():
                 raise ModelCallError("the run was stopped before this call. Call it again.")
             return self._model.ask(request, retry=self._retry)
-
-    async def _athrough(self, request: Request) -> Reply:
-        here = self._here()
-        async with here.gate:
-            return await self._model.aask(request, retry=self._retry, threads=here.awaited_threads())
 
     def _gates(self, limit: CallLimit | None) -> _Gates:
         """Returns what a blocking call goes through; inside a running loop nothing that its awaited calls may hold."""

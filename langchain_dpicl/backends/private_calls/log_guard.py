@@ -42,14 +42,16 @@ class CallMark:
       tripped: whether it started a LangChain run, even if the exception was caught.
       passage: the limits on what it sends and receives over HTTP; None: it makes no model call.
       threads: those that do what an awaited call hands to the threads of its event loop; None: the loop's own do.
+      loop: that event loop.
     """
 
-    __slots__ = ("passage", "threads", "tripped", "withholds")
+    __slots__ = ("loop", "passage", "threads", "tripped", "withholds")
 
     def __init__(self, *, withholds: bool, passage: Any = None) -> None:
         self.withholds = withholds
         self.passage = passage
         self.threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.tripped = False
 
 
@@ -235,7 +237,7 @@ def _hand_over(inner: Callable[..., Any], call: CallMark, pool: Any, work: Any, 
     """
     if isinstance(call, _PoolQuestion):
         raise _PoolFoundError(pool)
-    if call.threads is not None and pool is _pool_of_loop():
+    if call.threads is not None and pool is _pool_of_loop(call):
         pool = call.threads
     return inner(pool, _MarkedFunction(call, functools.partial(work, *args, **kwargs)))
 
@@ -254,14 +256,17 @@ class _PoolFoundError(Exception):
         self.pool = pool
 
 
-def _pool_of_loop() -> Any:
-    """Returns the threads that the event loop here runs blocking code in; None without a loop.
+def _pool_of_loop(call: CallMark) -> Any:
+    """Returns the threads that the event loop of a call runs blocking code in; None if no such loop runs here.
 
-    No loop says it, and each may get others, so it is asked to hand work over, which the guard stops.
+    Loops that the model runs itself keep their threads: those of the call may wait for the end of such a loop. No loop
+    says which threads are its own, and each may get others, so it is asked to hand work over, which the guard stops.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
+        return None
+    if loop is not call.loop:
         return None
     token = _CALL.set(_PoolQuestion(withholds=True))
     try:

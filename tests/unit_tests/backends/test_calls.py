@@ -636,6 +636,31 @@ class TestBothWays:
         assert not left, "they wait for each other"
         assert voter.queries_left == 3
 
+    async def test_a_loop_that_the_model_runs_keeps_its_own_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of the call may all wait for the end of such loops."""
+        monkeypatch.setattr(call_module, "DEFAULT_CONCURRENCY", 1)
+
+        class RunsALoop(ScriptedChat):
+            def _generate(self, *given: Any, **options: Any) -> Any:
+                return asyncio.run(asyncio.wait_for(asyncio.to_thread(super()._generate, *given, **options), 10.0))
+
+        calls = CallPool(silence(RunsALoop(answer=ANSWERS)), RetryPolicy(max_attempts=1), 1)
+        assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
+
+    async def test_threads_that_cannot_start_are_tried_once_however_many_rows_there_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tries = []
+        monkeypatch.setattr(Crew, "here", lambda *given: tries.append(given) or no_room())
+
+        def no_room() -> Any:
+            raise ConfigurationError("no room")
+
+        for prompts in (0, 1, 5):
+            calls = CallPool(silence(ScriptedChat(answer=ANSWERS)), QUICK, 8)
+            await calls.amany([request("aaa")] * prompts)
+        assert len(tries) == 3
+
     async def test_threads_of_awaited_calls_start_whether_there_is_a_row_or_not(self) -> None:
         started = []
         for prompts in (0, 1, 5):
