@@ -311,12 +311,15 @@ def _call(hook: SpentHook, use: BudgetUse) -> None:
 
 
 def charged_part(state: LedgerState, component: str | None) -> float:
-    """Returns which part is charged: of the ledger's limits, or of a component's slot of which least is left."""
+    """Returns which part is charged: of the ledger's limits, or of a component's slot of which least is left.
+
+    0 of a retired component, which nobody waits for.
+    """
     if component is None:
         limits, spent = (state.header.epsilon, state.header.delta), state.promised(_to_come(state.header))
         return float(max(each / exact(limit) for each, limit in zip(spent, limits, strict=True) if limit))
     terms = state.sealed_component(component)
-    if terms is None:
+    if terms is None or (state.windows is not None and state.windows.is_retired(component)):
         return 0.0
     # A ticket that is taken once for all others, as retrieval's is, says nothing of how many are left.
     several = [slot for slot in slots(terms) if allowance(terms, slot) > 1]

@@ -397,7 +397,7 @@ def _money(cost: Cost, settings: Settings) -> float:
 
 def money_text(money: float) -> str:
     """Returns what calls cost in words: without a price, 0.00 would read as free."""
-    return f"money {money:.2f}" if money else "no price given"
+    return f"money {money:.{2 if money >= 0.1 else 4}f}" if money else "no price given"
 
 
 def _caps(settings: Settings, calls_per_row: int) -> dict[str, int]:

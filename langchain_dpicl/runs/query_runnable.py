@@ -706,7 +706,10 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         ]
         if self.tenants.memo_size:
             asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
-        left = self.share.remaining(QUERY_TEMPLATE)
+        try:
+            left = self.share.remaining(QUERY_TEMPLATE)
+        except LedgerError:  # each query says so, unless its answer is known
+            return
         if 0 < left < len(asked):
             asked = [one for one in asked if self._read_memo(*one) is None]
         if 0 < left < len(asked):

@@ -935,7 +935,7 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`: no more tasks than calls are allowed at once, as others can count tasks."""
-        # Once, also where there is nothing to ask: how often it is tried where there is no room tells no number of rows.
+        # Once, also where there is nothing to ask: how often it is tried without room tells no number of rows.
         threads = self._here().awaited_threads()
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))

@@ -30,7 +30,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
 from langchain_dpicl.cli.inputs import METHODS, as_typed, component_of, read_toml, settings_of
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.cli.plan import toml_lines
+from langchain_dpicl.cli.plan import money_text, toml_lines
 from langchain_dpicl.cli.spending import Call, json_line, release
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError, ModelCallError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
@@ -124,6 +124,7 @@ def test_a_plan_of_texts_says_what_measures_its_guess_and_takes_no_number_of_lab
     shown = capsys.readouterr().out
     assert "rests on a GUESS: rehearse_generation in Python measures it, free" in shown
     assert " out, no price given\n" in shown
+    assert (money_text(0.0012), money_text(1.5)) == ("money 0.0012", "money 1.50")
     assert main([*arguments, "a=400", "--public-size", "b=400", "--set", "noise=recentered_clip"]) == 0
     assert "rests on a GUESS, which no rehearsal measures" in capsys.readouterr().out
 

@@ -312,6 +312,7 @@ def test_a_retired_component_has_no_query_left_and_asks_no_public_model(clock: l
     budget.retire("votes")
     asked.clear()
     assert made.queries_left == 0
+    assert budget.budget.spent_parts()["votes"] == 0.0  # no alarm
     with pytest.raises(SealedShareError, match="it was retired"):
         made.invoke("two?")
     assert asked == []

@@ -33,13 +33,14 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
+    LedgerError,
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.options import LogitNoise
-from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.results import VotingResult
 from langchain_dpicl.runs.query_runnable import RELEASE
@@ -338,6 +339,18 @@ def test_a_batch_of_more_queries_than_are_left_is_refused_before_the_first_is_ch
     with pytest.raises(PrivacyBudgetExceededError, match="at most 3 queries"):
         ask(made, ["a"] * 4)
     assert made.queries_left == 3
+
+
+@pytest.mark.parametrize("door", BATCHES)
+def test_a_batch_of_known_answers_needs_no_ledger(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ask = voter(max_queries=3), BATCHES[door]
+    known = ask(made, ["a", "b"])
+
+    def away(*_: Any, **__: Any) -> int:
+        raise LedgerError("away")
+
+    monkeypatch.setattr(Share, "remaining", away)
+    assert ask(made, ["a", "b"]) == known
 
 
 def test_what_is_refused_makes_no_public_call_either() -> None:
