@@ -641,8 +641,8 @@ async def arecord_event(
 ) -> None:
     """Async version of `record_event`; `is_slow`: `data` may wait for a ledger, and is called in a thread.
 
-    A cancellation during such a wait is raised after the event is sent, and one while it is sent does not stop that:
-    observers count what was charged.
+    A cancellation during such a wait is raised after the event is sent. One while it is sent is raised at once, and the
+    sending goes on while the event loop runs: observers count what was charged, also behind the run's end.
     """
     stop = None
     with _OutcomeKept(name):

@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -581,14 +581,25 @@ def two_of(kind: str, model: type[ScriptedChat]) -> tuple[Any, Callable[[], Any]
     return tokens, writers[0].arun, writers[1].run
 
 
+@pytest.fixture
+async def one_thread() -> AsyncIterator[None]:
+    """The event loop has one thread for blocking code; the loop is that of the session."""
+    loop: Any = asyncio.get_running_loop()
+    before = loop._default_executor
+    with ThreadPoolExecutor(1) as pool:
+        loop.set_default_executor(pool)
+        yield
+        loop._default_executor = before
+
+
 class TestBothWays:
+    @pytest.mark.usefixtures("one_thread")
     @pytest.mark.parametrize("kind", ["voting", "generation"])
     @pytest.mark.parametrize("model", [ScriptedChat, HandsOver, OfAnotherLoop])
     async def test_an_awaited_answer_needs_no_thread_in_which_blocking_code_waits_for_it(
         self, kind: str, model: type[ScriptedChat]
     ) -> None:
         """LangChain runs steps that block in the threads to which models that are awaited hand their work."""
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         engine, awaited, blocking = two_of(kind, model)
         gate = engine._calls._here().gate
 
@@ -610,10 +621,10 @@ class TestBothWays:
         await asyncio.gather(*answers)
         assert not left, "they wait for each other"
 
+    @pytest.mark.usefixtures("one_thread")
     async def test_an_awaited_answer_gives_its_turn_back_before_observers_hear_of_it(self) -> None:
         """LangChain calls observers that are not asynchronous in threads of the loop; equal questions may wait in all."""
         began, over = asyncio.Event(), asyncio.Event()
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
         class Waiting(ScriptedChat):
             async def _agenerate(self, *given: Any, **options: Any) -> Any:
