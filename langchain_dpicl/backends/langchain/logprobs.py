@@ -381,7 +381,10 @@ def _first_entries(values: object, limit: int) -> Sequence[Any]:
 
 
 def _reported(place: dict[str, Any], most: int) -> list[Entry]:
-    """Returns the entries of a place, and the written token where they are without it, as LMDeploy's are."""
+    """Returns the entries of a place, and the written token where they are without it, as LMDeploy's are.
+
+    One that is less likely than all entries was drawn from behind them, and the next time another would be.
+    """
     entries, own = _entries(place.get("top_logprobs"), most), place.get("logprob")
     token = place.get("token")
     if not entries or not isinstance(token, str) or probability(own) == 0.0:
@@ -394,7 +397,8 @@ def _reported(place: dict[str, Any], most: int) -> list[Entry]:
         # The same token may be spelled otherwise in the list, unless both are text.
         return isinstance(logprob, float) and logprob == own and not (_is_plain(named) and _is_plain(token))
 
-    return entries if any(is_own(*entry) for entry in entries) else [*entries, (place, own)]
+    is_likely = any(0.0 < probability(logprob) < probability(own) for _, logprob in entries)
+    return [*entries, (place, own)] if is_likely and not any(is_own(*entry) for entry in entries) else entries
 
 
 def _is_plain(token: object) -> bool:

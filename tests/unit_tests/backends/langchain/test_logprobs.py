@@ -167,8 +167,14 @@ def test_a_written_token_that_a_server_leaves_out_of_the_likeliest_counts() -> N
     assert next_token({"content": [place]}) == pytest.approx({b" card": 0.9, b" cash": 0.04})
     listed = {**place, "top_logprobs": [entry(" card", math.log(0.9), bytes=list(b" card")), *others]}
     assert next_token({"content": [listed]}) == pytest.approx({b" card": 0.9, b" cash": 0.04})
-    tied = {**place, "top_logprobs": [entry(" cash", math.log(0.9))]}  # as of bfloat16
-    assert next_token({"content": [tied]}) == pytest.approx({b" card": 0.5, b" cash": 0.5})
+    drawn = {**entry(" fee", math.log(0.001)), "top_logprobs": others}  # at a temperature, from behind the list
+    assert next_token({"content": [drawn]}) == pytest.approx({b" cash": 0.04})
+    tied = {
+        **place,
+        "top_logprobs": [entry(" cash", math.log(0.9)), entry(" fee", math.log(0.9) - 4)],
+    }  # as of bfloat16
+    found = next_token({"content": [tied]})
+    assert found[b" card"] == found[b" cash"] > 10 * found[b" fee"]
     by_number = {**place, "top_logprobs": [entry("token_id:17", math.log(0.9)), *others]}
     assert next_token({"content": [by_number]}) == pytest.approx({b" cash": 0.04})
     half = {**entry("\ufffd", math.log(0.5), bytes=[196]), "top_logprobs": [*others, entry(" card", math.log(0.3))]}
