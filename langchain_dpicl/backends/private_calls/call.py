@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage
@@ -869,8 +870,13 @@ class CallPool:
         self._threads(self._gates(call_limit()))
 
     def one(self, request: Request) -> Reply:
-        """Makes one call, with the retries of the engine's policy."""
-        return self.many([request])[0]
+        """Makes one call, with the retries of the engine's policy; it waits for a place, not for the end of a batch.
+
+        In another thread where those of `many` run in others: a model may work in the first thread alone.
+        """
+        gates = self._gates(call_limit())
+        ask = partial(self._through, gates, request, call_stop())
+        return ask() if self._is_here(gates) else run_elsewhere(ask, name="call of dpicl")
 
     def probe(self, request: Request) -> Reply:
         """Makes one public call, with the few retries of a probe.
@@ -959,8 +965,11 @@ class CallPool:
     def _threads(self, gates: _Gates) -> ThreadPoolExecutor | None:
         """Returns the threads of blocking calls; None: calls run one after the other, in this thread."""
         here = self._here()
-        inside_a_loop = gates[1] is not here.gate
-        return None if self._at_once() == 1 and not inside_a_loop else here.threads(inside_a_loop=inside_a_loop)
+        return None if self._is_here(gates) else here.threads(inside_a_loop=gates[1] is not here.gate)
+
+    def _is_here(self, gates: _Gates) -> bool:
+        """Whether blocking calls run in the caller's thread: one at once, where no event loop runs."""
+        return self._at_once() == 1 and gates[1] is self._here().gate
 
     def _through(self, gates: _Gates, request: Request, stop: threading.Event | None) -> Reply:
         outer, inner = gates

@@ -349,6 +349,22 @@ class TestLimit:
         calls.many([request("aaa")])
         assert seen == [limit == 1] * 3
 
+    def test_a_single_call_does_not_wait_for_the_end_of_a_batch(self) -> None:
+        goes_on = threading.Event()
+
+        def answer(prompt: str) -> dict[str, float]:
+            if "public" in prompt:
+                goes_on.set()
+            elif "last" in prompt:
+                assert goes_on.wait(20)
+            return {" card": 1.0}
+
+        calls = CallPool(silence(ScriptedChat(answer=answer)), RetryPolicy(max_attempts=1), 2)
+        with ThreadPoolExecutor(1) as pool:
+            rows = pool.submit(calls.many, [request("last"), *[request(f"row {number}") for number in range(9)]])
+            assert calls.one(request("public")).fault is None
+            assert [reply.fault for reply in rows.result(30)] == [None] * 10
+
     @pytest.mark.parametrize("limit", [1, 2])
     def test_every_call_of_a_batch_has_a_context_of_its_own(self, limit: int) -> None:
         mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
