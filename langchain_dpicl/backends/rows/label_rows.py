@@ -171,9 +171,14 @@ def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tupl
     """Returns the tokens that begin texts of exactly one label, with that label's place, as `tokens_of_bytes`."""
     own = _own_beginnings(labels)
     label_of: dict[Token, int] = {}
-    for token, text in decoded:
-        word = text.lstrip()
-        place = own.get(word if word == text else f" {word}")
+    spelled = [(token, word if (word := text.lstrip()) == text else f" {word}") for token, text in decoded]
+    # A label whose first word is a token begins with no shorter one.
+    words = {space + _first_piece(text) for text, space in product(_all_spellings(labels), ("", " "))}
+    whole = {word.casefold() for word in words & {word for _, word in spelled}}
+    for token, word in spelled:
+        place = own.get(word)
+        if place == NO_LABEL and any(one.startswith(word.casefold()) for one in whole):
+            place = None
         if place is not None:
             label_of[token] = place
     return _each_has_one(labels, label_of, set(label_of.values()))
@@ -188,9 +193,9 @@ def tokens_of_bytes(
     run beyond the first token are included, but do not count as distinguishing. Shorter ones are other words:
 
     - where the tokenizer is known, all that are shorter than its own first token of the spelling;
-    - else those in `STOP_WORDS` as sentences write them (" a", " in"; also "In" and "The", where the text itself is not
-      written so), unless one is the text's own first word. "in" without a space and "IN" count: "in|voice" and
-      "IN|VOICE" begin so, and an answer in words does not. These words are no label's (`NO_LABEL`).
+    - else those in `STOP_WORDS` as sentences write them (" a", " In"; "In" and "The" where the text itself is not written
+      so), unless one is the text's own first word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin
+      so, and an answer in words does not. These words are no label's (`NO_LABEL`).
 
     Args:
       labels: the texts of each label.
@@ -266,11 +271,11 @@ def _is_other_word(text: str, length: int, space: str, *, is_written: bool) -> b
       text: a spelling of a label.
       length: of the beginning.
       space: in front of it.
-      is_written: whether the label is written so, as rows show it: "Theft" then begins with the token "The".
+      is_written: whether the label is written so, as rows show it: an answer "Theft" then begins with "The".
     """
     beginning = text[:length]
     is_word = length < len(_first_piece(text)) and beginning.casefold() in STOP_WORDS
-    as_first = beginning.istitle() and (length == 1 or not is_written)
+    as_first = beginning.istitle() and (length == 1 or space == " " or not is_written)
     return is_word and (as_first or (space == " " and beginning.islower()))
 
 
