@@ -708,7 +708,9 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
         try:
             left = self.share.remaining(QUERY_TEMPLATE)
-        except LedgerError:  # each query says so, unless its answer is known
+        except LedgerError:
+            if any(self._read_memo(*one) is None for one in asked):
+                raise
             return
         if 0 < left < len(asked):
             asked = [one for one in asked if self._read_memo(*one) is None]

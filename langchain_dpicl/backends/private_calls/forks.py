@@ -6,12 +6,13 @@ import os
 import weakref
 from typing import Any
 
-from langchain_dpicl._opaque import this_process
+from langchain_dpicl._opaque import PerProcess, this_process
 
 # What calls of models went through in this process, pools of httpcore and connections of `http.client`: nothing in
-# these is an ancestor's. Others may be, where the application called before a fork.
-_POOLS: weakref.WeakSet[Any] = weakref.WeakSet()
-_CONNECTIONS: weakref.WeakSet[Any] = weakref.WeakSet()
+# these is an ancestor's. Others may be, where the application called before a fork, or the fork ran no hooks.
+_POOLS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
+_CONNECTIONS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
+_FIRST = this_process()
 _kept: list[Any] = []
 
 # Nothing is sent where a connection is left, neither an end of TLS nor a shutdown: the parent goes on with its copy.
@@ -19,30 +20,27 @@ _kept: list[Any] = []
 
 def own_pool(pool: Any) -> None:
     """Makes a pool of httpcore leave what an ancestor opened, before a call goes through it."""
-    if pool not in _POOLS:
+    known = _POOLS.here
+    if pool not in known:
         with pool._optional_thread_lock:  # noqa: SLF001  no public way
-            if pool not in _POOLS:
-                if _is_forked():
+            if pool not in known:
+                if this_process() != _FIRST:
                     _leave_all(pool)
-                _POOLS.add(pool)
+                known.add(pool)
 
 
 def own_connection(connection: Any) -> None:
-    """Makes a connection of `http.client` leave what an ancestor opened, before a request is written to it.
-
-    Raises:
-      ConnectionResetError: an ancestor may have opened it; the next attempt opens another.
-    """
-    if connection not in _CONNECTIONS:
-        _CONNECTIONS.add(connection)
-        if connection.sock is not None and _is_forked():
+    """Makes a connection of `http.client` leave what an ancestor opened, before a request opens it anew."""
+    known = _CONNECTIONS.here
+    if connection not in known:
+        known.add(connection)
+        if connection.sock is not None and this_process() != _FIRST:
             _leave(connection)
-            raise ConnectionResetError("a process that this one was forked from may have opened the connection")
 
 
 def record_opening(connection: Any) -> None:
     """Records that this process opens a connection of `http.client`."""
-    _CONNECTIONS.add(connection)
+    _CONNECTIONS.here.add(connection)
 
 
 def forget(pool: Any) -> None:
@@ -69,16 +67,14 @@ def _leave(connection: Any) -> None:
     plain.close()
 
 
-def _is_forked() -> bool:
-    return this_process()[1] > 0
-
-
 def _forget_in_forked_process() -> None:
-    for pool in list(_POOLS):
-        forget(pool)
-    for connection in list(_CONNECTIONS):
-        if connection.sock is not None:
-            _leave(connection)
+    for pools in list(_POOLS._made.values()):  # noqa: SLF001  those of the ancestors
+        for pool in list(pools):
+            forget(pool)
+    for connections in list(_CONNECTIONS._made.values()):  # noqa: SLF001
+        for connection in list(connections):
+            if connection.sock is not None:
+                _leave(connection)
 
 
 if hasattr(os, "register_at_fork"):

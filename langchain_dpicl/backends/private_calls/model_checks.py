@@ -328,8 +328,10 @@ class _Inspection:
             self._note(package_label(module), kind.__name__)
         for kind, hook in self.hooks:
             # Hooks receive each request. Hooks and transports that users write are their own responsibility, and SDKs
-            # put some on the client that they are given, as OpenAI's does for Azure.
-            self._find(kind, [("event_hooks", hook)], is_strict=_is_installed_code(hook), home=sdks)
+            # put some on the client that they are given, as OpenAI's does for Azure. Wrappers may hold others.
+            is_whole = isinstance(hook, types.FunctionType) and hook.__closure__ is None
+            own = sdks if is_whole else frozenset[str]()
+            self._find(kind, [("event_hooks", hook)], is_strict=_is_installed_code(hook), home=own)
         self._mark(method_checks.CARRIED, method_checks.CARRIED)
         if method_checks.uses_litellm(self.things):
             self.marks |= {id(now): (now, was) for now, was in method_checks.litellm_marks()}

@@ -193,9 +193,9 @@ def tokens_of_bytes(
     run beyond the first token are included, but do not count as distinguishing. Shorter ones are other words:
 
     - where the tokenizer is known, all that are shorter than its own first token of the spelling;
-    - else those in `STOP_WORDS` as sentences write them (" a", " In"; "In" and "The" where the text itself is not written
-      so), unless one is the text's own first word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin
-      so, and an answer in words does not. These words are no label's (`NO_LABEL`).
+    - else those in `STOP_WORDS` as sentences write them (" a", " In"; "In" and "The" where the text is not written so),
+      unless one is the text's own first word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin so,
+      and an answer in words does not. These words are no label's (`NO_LABEL`).
 
     Args:
       labels: the texts of each label.

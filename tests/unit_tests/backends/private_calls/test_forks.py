@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import http.client
 import os
 import signal
@@ -153,6 +154,35 @@ class TestClients:
             assert holds_in_child(lambda: act("child") == "child")
             assert said(act, "after") == "after"
             assert ports("child") != ports("before") == ports("after")
+
+    def test_a_fork_that_runs_no_hooks_of_python_shares_none_either(self, name: str) -> None:
+        """As that of a server written in C, which runs Python inside."""
+        with recording() as (root, ports):
+            act = CLIENTS[name]()(root)
+            said(act, "before")
+            child = ctypes.PyDLL(None).fork()
+            if not child:
+                try:
+                    said(act, "child")
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            assert said(act, "after") == "after"
+            assert ports("child")
+            assert ports("child") != ports("before") == ports("after")
+
+    def test_an_application_that_calls_in_the_child_costs_no_attempt(self, name: str) -> None:
+        with recording() as (root, ports):
+            act = CLIENTS[name]()(root)
+            said(act, "before")
+
+            def calls_first() -> bool:
+                assert act("public") == "public"
+                once = RetryPolicy(max_attempts=1, deadline=20.0)
+                return ask(silence(Written(act=act)), "child", retry=once).answer is not None
+
+            assert holds_in_child(calls_first)
+            assert ports("child") != ports("before")
 
     def test_a_fork_of_a_fork_has_connections_of_its_own(self, name: str) -> None:
         with recording() as (root, ports):

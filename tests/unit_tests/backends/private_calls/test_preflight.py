@@ -486,6 +486,16 @@ class TestHooksOfTheHTTPClient:
             ):
                 silence(AzureChatOpenAI(**options, **{name: client}))
 
+    def test_in_a_wrapper_of_the_sdk_of_the_model_are_refused(self) -> None:
+        from openai._utils import asyncify
+
+        model = offline_chat()
+        hooks = model.root_async_client._client.event_hooks["request"]
+        hooks.append(asyncify(known().by_replacement(a_users_hook)))
+        with pytest.raises(UnsilencableModelError, match=r"is in the path of .*event_hooks"):
+            silence(model)
+        hooks.clear()
+
     def test_of_an_sdk_that_is_not_of_the_model_are_refused(self) -> None:
         from langchain_openai import AzureChatOpenAI
 
