@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -297,12 +298,19 @@ class TestAClusterOfItsOwn:
         assert "ray status" not in str(refusal.value)  # which asks a cluster that is there
 
     def test_that_does_not_start_leaves_no_server_behind(self, ray: FakeRay, tmp_path: Path) -> None:
-        pytest.importorskip("psutil")  # Ray brings one
+        psutil = pytest.importorskip("psutil")  # Ray brings one
         command = [sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path / "gcs_server")]
-        started = [subprocess.Popen(command)]  # somebody's, before
+
+        def a_server() -> subprocess.Popen[bytes]:
+            made = subprocess.Popen(command)
+            while command[-1] not in psutil.Process(made.pid).cmdline():  # the system shows it a moment later
+                time.sleep(0.01)
+            return made
+
+        started = [a_server()]  # somebody's, before
 
         def slow(**how: Any) -> None:
-            started.append(subprocess.Popen(command))
+            started.append(a_server())
             raise RuntimeError("timed out")
 
         ray.init, ray.__file__ = slow, str(tmp_path / "__init__.py")
