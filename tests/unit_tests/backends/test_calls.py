@@ -102,6 +102,18 @@ def slow(gauge: Gauge, seconds: float = 0.02, **options: Any) -> ScriptedChat:
     return Slow(answer=ANSWERS, **options)
 
 
+def held_up(began: asyncio.Event, over: asyncio.Event, answer: Any = ANSWERS) -> ScriptedChat:
+    """A model whose awaited calls say that they began, and wait until it is over."""
+
+    class Waiting(ScriptedChat):
+        async def _agenerate(self, *given: Any, **options: Any) -> Any:
+            began.set()
+            await over.wait()
+            return self._generate(*given, **options)
+
+    return Waiting(answer=answer)
+
+
 class OwnLoop(ScriptedChat):
     """Runs an event loop of its own for each call."""
 
@@ -459,14 +471,7 @@ class TestAtMost:
 
     async def test_a_blocking_call_inside_a_loop_needs_no_thread_that_waits_for_the_calls_of_that_loop(self) -> None:
         began, over = asyncio.Event(), asyncio.Event()
-
-        class Waiting(ScriptedChat):
-            async def _agenerate(self, *given: Any, **options: Any) -> Any:
-                began.set()
-                await over.wait()
-                return self._generate(*given, **options)
-
-        engine = LangChainBackend(Waiting(answer=ANSWERS), max_concurrency=2)
+        engine = LangChainBackend(held_up(began, over), max_concurrency=2)
         awaited = asyncio.ensure_future(engine.open(["aaa"] * 2, []).ascore(DOMAIN))
         await began.wait()  # both places are taken until the loop goes on
         threaded = asyncio.ensure_future(asyncio.to_thread(engine.open(["bbb"] * 4, []).score, DOMAIN))
@@ -477,14 +482,7 @@ class TestAtMost:
 
     async def test_threads_that_engines_share_do_not_wait_for_the_calls_of_a_loop_either(self) -> None:
         began, over = asyncio.Event(), asyncio.Event()
-
-        class Waiting(ScriptedChat):
-            async def _agenerate(self, *given: Any, **options: Any) -> Any:
-                began.set()
-                await over.wait()
-                return self._generate(*given, **options)
-
-        calls = CallPool(silence(Waiting(answer=ANSWERS)), QUICK, 2, crew=Crew(2))
+        calls = CallPool(silence(held_up(began, over)), QUICK, 2, crew=Crew(2))
         awaited = asyncio.ensure_future(calls.amany([request("aaa")] * 2))
         await began.wait()  # both places are taken until the loop goes on
         threaded = asyncio.ensure_future(asyncio.to_thread(calls.many, [request("bbb")] * 4))
@@ -642,13 +640,7 @@ class TestBothWays:
         """LangChain calls observers that are not asynchronous in threads of the loop; equal questions may wait in all."""
         began, over = asyncio.Event(), asyncio.Event()
 
-        class Waiting(ScriptedChat):
-            async def _agenerate(self, *given: Any, **options: Any) -> Any:
-                began.set()
-                await over.wait()
-                return self._generate(*given, **options)
-
-        voter = a_voter(TextVoteBackend(Waiting(answer=lambda _: {"card": 1.0}), max_concurrency=1))
+        voter = a_voter(TextVoteBackend(held_up(began, over, answer=lambda _: {"card": 1.0}), max_concurrency=1))
         answers = [asyncio.ensure_future(voter.ainvoke("why?", {"callbacks": [BaseCallbackHandler()]}))]
         await began.wait()
         ((gate, _),) = voter.tenants._turns.here.values()
