@@ -776,12 +776,12 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             with self.tenants.turn(tenant, query) as gate:
                 is_gate_ours = False if gate is None else (yield AcquireGate(gate))
                 try:
-                    answered = yield from self._serialised(tenant, query, pay, config)
+                    told = yield from self._serialised(tenant, query, pay, config)
                 finally:
                     if is_gate_ours and gate is not None:
                         gate.__exit__(None, None, None)
             # Observers may need a thread of the event loop, in all of which such queries may wait.
-            return (yield from self._told(*answered, config))
+            return (yield from told)
         finally:
             self._tick()
 
@@ -799,7 +799,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
 
     def _serialised(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
-    ) -> EffectGenerator[tuple[Any, Source, Reservation | None]]:
+    ) -> EffectGenerator[EffectGenerator[Any]]:
         """Answers (an effect generator) while no other process answers the same query, if there is a memo."""
         if self.memo is None:
             return (yield from self._answered(tenant, query, pay, config))
@@ -812,14 +812,14 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
 
     def _answered(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
-    ) -> EffectGenerator[tuple[Any, Source, Reservation | None]]:
+    ) -> EffectGenerator[EffectGenerator[Any]]:
         """Answers one query of one tenant (an effect generator): from the cache, by a release, or zero-shot.
 
-        Returns the outcome, where it comes from, and the ticket that it took.
+        Returns the rest of the run, which needs no turn: an effect generator that tells the observers of the answer.
         """
         if (outcome_before := self._read_memo(tenant, query)) is not None:
             outcome = yield from self._finished(tenant, query, outcome_before, config)
-            return outcome, "memo", None
+            return self._told(outcome, "memo", None, config)
         self._refuse_early(tenant, pay)
         # The public calls that are not made beside the rows come before the ticket: an outage then costs nothing.
         prepared = yield from self._prepare(query, config)
@@ -846,11 +846,9 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             refusal = {"error": type(error).__name__, "requested": error.requested, "remaining": error.remaining}
         else:
             outcome = yield from self._finished(tenant, query, outcome, config)
-            return outcome, "release", ticket
+            return self._told(outcome, "release", ticket, config)
         # After the `except` block, so that later errors do not have the refusal as their context.
-        yield _notification(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
-        outcome = yield from self._zero_shot(query, prepared, config)
-        return outcome, "zero-shot", None
+        return self._told_refused(query, prepared, refusal, config)
 
     def _refuse_early(self, tenant: Tenant, pay: TicketCharge) -> None:
         """Refuses a query that cannot be paid for before its public calls are made."""
@@ -932,6 +930,14 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             RELEASE, lambda: self._news(result or whole()), config, lambda: result is None and self._is_slow
         )
         return self._text(outcome) if result is None else result
+
+    def _told_refused(
+        self, query: Query, prepared: Any, refusal: Mapping[str, Any], config: RunnableConfig
+    ) -> EffectGenerator[Any]:
+        """Tells of a refusal, then answers without private records (an effect generator)."""
+        yield _notification(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
+        outcome = yield from self._zero_shot(query, prepared, config)
+        return (yield from self._told(outcome, "zero-shot", None, config))
 
     def _receipt(self, source: Source, ticket: Reservation | None) -> Receipt:
         epsilon, delta, queries_left = self._standing()

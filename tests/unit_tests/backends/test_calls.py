@@ -30,6 +30,7 @@ from langchain_dpicl import (
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     Rows,
+    Serving,
 )
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -42,6 +43,7 @@ from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbedd
 from langchain_dpicl.backends.rows.rows import RowSource
 from langchain_dpicl.backends.sync_async import Call, FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -561,7 +563,7 @@ def card_or_cash(number: int) -> PrivateExamples:
     )
 
 
-def a_voter(texts: TextVoteBackend) -> DPVotingRunnable:
+def a_voter(texts: TextVoteBackend, **serving: Any) -> DPVotingRunnable:
     return DPVotingRunnable.from_private_examples(
         card_or_cash(0),
         llm=texts,
@@ -570,6 +572,7 @@ def a_voter(texts: TextVoteBackend) -> DPVotingRunnable:
         max_queries=4,
         rows=Rows(slots=4, shots=1),
         answers=LabelAnswers(votes="text"),
+        serving=Serving(**serving),
     )
 
 
@@ -654,6 +657,21 @@ class TestBothWays:
         assert await asyncio.gather(*answers) == ["card", "card"]
         assert not left, "they wait for each other"
         assert voter.queries_left == 3
+
+    async def test_a_refused_question_gives_its_turn_back_before_observers_hear_of_it(self) -> None:
+        """So it is where the answer is zero-shot: what it still has to do may need a thread of the loop."""
+        began, over = asyncio.Event(), asyncio.Event()
+        voter = a_voter(
+            TextVoteBackend(held_up(began, over, answer=lambda _: {"card": 1.0})), on_exhausted="zero_shot"
+        )
+        spent = voter.share.reserve(QUERY_TEMPLATE, count=4)
+        answer = asyncio.ensure_future(voter.ainvoke("why?"))
+        await began.wait()
+        turns = dict(voter.tenants._turns.here)
+        over.set()
+        assert await answer == "card"
+        assert not turns
+        spent.give_back()
 
     async def test_a_loop_that_the_model_runs_keeps_its_own_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of the call may all wait for the end of such loops."""
