@@ -706,20 +706,29 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         ]
         if self.tenants.memo_size:
             asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
+        capped = dict.fromkeys(tenant for tenant, _ in asked if tenant.cap is not None)
         try:
-            left = self.share.remaining(QUERY_TEMPLATE)
+            groups = [(None, self.share.remaining(QUERY_TEMPLATE), asked)]
+            groups += [(one, self._left_of(one), [ask for ask in asked if ask[0] == one]) for one in capped]
         except LedgerError:
             if any(self._read_memo(*one) is None for one in asked):
                 raise
             return
-        if 0 < left < len(asked):
-            asked = [one for one in asked if self._read_memo(*one) is None]
-        if 0 < left < len(asked):
-            msg = f"inputs: expected at most {left} queries without an answer, as many as are left, found {len(asked)}."
-            advice = "Ask fewer, or give return_exceptions=True. Nothing was charged."
-            error = PrivacyBudgetExceededError(f"{msg} {advice}", requested=len(asked), remaining=left)
-            self._explain(error)
-            raise error
+        for tenant, left, those in groups:
+            if 0 < left < len(those):
+                those = [one for one in those if self._read_memo(*one) is None]  # noqa: PLW2901
+            if 0 < left < len(those):
+                raise self._too_many(len(those), left, tenant)
+
+    def _too_many(self, asked: int, left: int, tenant: Tenant | None) -> PrivacyBudgetExceededError:
+        """Returns the refusal of a batch; `tenant`: whose cap it is beyond, None: the budget's."""
+        kind = PrivacyBudgetExceededError if tenant is None else TenantCapExceededError
+        who = "" if tenant is None else f" of tenant {tenant.name!r}"
+        msg = f"inputs: expected at most {left} queries{who} without an answer, as many as are left, found {asked}."
+        advice = "Ask fewer, or give return_exceptions=True. Nothing was charged."
+        error = kind(f"{msg} {advice}", requested=asked, remaining=left)
+        self._explain(error)
+        return error
 
     def _now(self) -> Self:
         """Returns this component as it answers now: on a rolling range, in the newest run."""
@@ -860,8 +869,12 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
 
     def _has_ticket(self, tenant: Tenant) -> bool:
         """Whether a ticket is left for a query of a tenant; another call may take it, or give one back."""
-        used = max(self.tenants.used(tenant.name), self.share.used_by(tenant.name)) if tenant.cap is not None else 0
-        return (tenant.cap is None or used < tenant.cap) and self.share.remaining(QUERY_TEMPLATE) > 0
+        return bool((tenant.cap is None or self._left_of(tenant) > 0) and self.share.remaining(QUERY_TEMPLATE) > 0)
+
+    def _left_of(self, tenant: Tenant) -> int:
+        """Returns how many queries the cap of a tenant that has one still allows."""
+        used: int = max(self.tenants.used(tenant.name), self.share.used_by(tenant.name))
+        return (tenant.cap or 0) - used
 
     def _refuse(self, tenant: Tenant, pay: TicketCharge) -> None:
         """Lets the ledger raise the refusal; a ticket that was handed back meanwhile is handed back again."""

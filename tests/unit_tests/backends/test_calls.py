@@ -661,9 +661,7 @@ class TestBothWays:
     async def test_a_refused_question_gives_its_turn_back_before_observers_hear_of_it(self) -> None:
         """So it is where the answer is zero-shot: what it still has to do may need a thread of the loop."""
         began, over = asyncio.Event(), asyncio.Event()
-        voter = a_voter(
-            TextVoteBackend(held_up(began, over, answer=lambda _: {"card": 1.0})), on_exhausted="zero_shot"
-        )
+        voter = a_voter(TextVoteBackend(held_up(began, over, answer=lambda _: {"card": 1.0})), on_exhausted="zero_shot")
         spent = voter.share.reserve(QUERY_TEMPLATE, count=4)
         answer = asyncio.ensure_future(voter.ainvoke("why?"))
         await began.wait()

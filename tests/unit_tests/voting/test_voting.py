@@ -38,6 +38,7 @@ from langchain_dpicl.exceptions import (
     NoPrivacyBudgetError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
+    TenantCapExceededError,
 )
 from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
@@ -339,6 +340,17 @@ def test_a_batch_of_more_queries_than_are_left_is_refused_before_the_first_is_ch
     with pytest.raises(PrivacyBudgetExceededError, match="at most 3 queries"):
         ask(made, ["a"] * 4)
     assert made.queries_left == 3
+
+
+@pytest.mark.parametrize("door", BATCHES)
+def test_a_batch_beyond_a_tenants_cap_is_refused_before_the_first_is_charged(door: str) -> None:
+    made, ask = voter(max_queries=9, serving=Serving(tenant_max_queries=2)), BATCHES[door]
+    with pytest.raises(TenantCapExceededError, match=r"at most 2 queries of tenant 'acme' without.*found 3") as e:
+        ask(made, ["a", "b", "c"], config=acme())
+    assert (e.value.requested, e.value.remaining, made.queries_left) == (3, 2, 9)
+    assert len(ask(made, ["a", "b", "c"], config=[acme(), acme(), {"configurable": {"tenant": "other"}}])) == 3
+    assert len(ask(made, ["b", "a"], config=acme())) == 2, "answers of before are free"
+    assert made.queries_left == 6
 
 
 @pytest.mark.parametrize("door", BATCHES)
