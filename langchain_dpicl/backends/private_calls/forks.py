@@ -6,35 +6,34 @@ import os
 import weakref
 from typing import Any
 
-from langchain_dpicl._opaque import PerProcess, this_process
+from langchain_dpicl._opaque import PerProcess
 
 # What calls of models went through in this process, pools of httpcore and connections of `http.client`: nothing in
-# these is an ancestor's. Others may be, where the application called before a fork, or the fork ran no hooks.
+# these is shared. Others may hold what is: an application may call, here and in a forked process, without code of ours.
 _POOLS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
 _CONNECTIONS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
-_FIRST = this_process()
-_kept: list[Any] = []
+_kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+"""What was left of pools that are awaited, as long as the pools are there."""
 
 # Nothing is sent where a connection is left, neither an end of TLS nor a shutdown: the parent goes on with its copy.
 
 
 def own_pool(pool: Any) -> None:
-    """Makes a pool of httpcore leave what an ancestor opened, before a call goes through it."""
+    """Makes a pool of httpcore leave what others opened, before the first call of ours goes through it."""
     known = _POOLS.here
     if pool not in known:
         with pool._optional_thread_lock:  # noqa: SLF001  no public way
             if pool not in known:
-                if this_process() != _FIRST:
-                    _leave_all(pool)
+                _leave_all(pool)
                 known.add(pool)
 
 
 def own_connection(connection: Any) -> None:
-    """Makes a connection of `http.client` leave what an ancestor opened, before a request opens it anew."""
+    """Makes a connection of `http.client` leave what others opened, before the first request of ours opens it anew."""
     known = _CONNECTIONS.here
     if connection not in known:
         known.add(connection)
-        if connection.sock is not None and this_process() != _FIRST:
+        if connection.sock is not None:
             _leave(connection)
 
 
@@ -57,7 +56,7 @@ def forget(pool: Any) -> None:
 
 def _leave_all(pool: Any) -> None:
     if hasattr(pool, "handle_async_request"):  # an end of these may reach the parent's event loop by its selector
-        _kept.extend(pool._connections)  # noqa: SLF001
+        _kept.setdefault(pool, []).extend(pool._connections)  # noqa: SLF001
     pool._connections.clear()  # noqa: SLF001
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import os
 import signal
@@ -22,6 +23,7 @@ import urllib3
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls import forks
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from tests.contracts.store import in_child
@@ -146,6 +148,14 @@ class TestClients:
             assert act("after") == "after"
             assert ports("child") != ports("before") == ports("after")
 
+    def test_its_calls_on_that_in_the_child_read_no_private_answer_of_the_parent(self, name: str) -> None:
+        with recording() as (root, ports):
+            act = CLIENTS[name]()(root)
+            assert act("before") == "before"
+            assert said(act, "parent") == "parent"
+            assert holds_in_child(lambda: act("child") == "child")
+            assert ports("child") != ports("parent") != ports("before")
+
     def test_the_applications_own_calls_in_the_child_read_no_private_answer(self, name: str) -> None:
         with recording() as (root, ports):
             act = CLIENTS[name]()(root)
@@ -250,10 +260,30 @@ def test_awaited_calls_of_parent_and_child_never_share_a_connection(warms: str) 
             assert loop.run_until_complete((asaid if warms == "privately" else act)("before")) == "before"
             assert holds_in_child(lambda: asyncio.run(asaid("child")) == "child")
             assert loop.run_until_complete(asaid("after")) == "after"
-            assert ports("child") != ports("before") == ports("after")
+            used = {*ports("before"), *ports("child"), *ports("after")}
+            assert len(used) == (2 if warms == "privately" else 3)
         finally:
             loop.run_until_complete(client.aclose())
             loop.close()
+
+
+async def test_what_was_left_of_a_pool_goes_with_it() -> None:
+    async def kept_by(root: str) -> int:
+        async def act(text: str) -> str:
+            return (await client.post(root, content=text)).text
+
+        async with httpx.AsyncClient() as client:
+            await act("before")
+            model = silence(AwaitedWritten(act=str, aact=act))
+            assert (await model.aask(Request(OpaqueValue("private"), str, {}), retry=RETRY)).answer is not None
+            return len(forks._kept)
+
+    gc.collect()
+    before = len(forks._kept)
+    with recording() as (root, _):
+        assert await kept_by(root) == before + 1
+    gc.collect()
+    assert len(forks._kept) == before
 
 
 def test_embeddings_of_parent_and_child_never_share_a_connection() -> None:
