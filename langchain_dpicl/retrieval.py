@@ -51,10 +51,10 @@ from langchain_dpicl.options import (
 )
 from langchain_dpicl.planning.expected_utility import (
     ROUGH_DRAWS,
+    below_with_normal_noise,
     ranges,
     right_with_normal_noise,
     rough_ceiling,
-    top_with_normal_noise,
 )
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts, wins_fairly
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
@@ -323,7 +323,13 @@ class RetrievalPlan(SharePlan):
         return Cost(private, public, tokens_in, (private + public) * answer_tokens)
 
     def expected(
-        self, *, participants: int, source: RowSource | None = None, labels: int | None = None, calibrated: bool = False
+        self,
+        *,
+        participants: int,
+        source: RowSource | None = None,
+        labels: int | None = None,
+        calibrated: bool = False,
+        answers: LabelAnswers | None = None,
     ) -> dict[str, Any]:
         """Returns the chances of one answer, at a guessed number of participants, with what they rest on.
 
@@ -335,13 +341,14 @@ class RetrievalPlan(SharePlan):
           source: where the numbers of rows come from: a `Rehearsal`, or a `RowGuess`; None: the usual guess.
           labels: labels that an answer can have; None: the width of a release.
           calibrated: whether rows are divided by those on content-free inputs, which a rehearsal tells apart.
+          answers: how many votes an answer needs; None: the usual ones, more than noise alone mostly reaches.
 
         >>> plan = plan_retrieval(1_000, epsilon=4.0, delta=1e-6, participations=10, width=2, num_slots=None)
         >>> round(plan.noise_stddev, 2), round(plan.noise_floor, 2)
         (3.77, 7.38)
-        >>> chances = plan.expected(participants=30)
-        >>> round(chances["right_label_prob"], 2), round(chances["ceiling_prob"], 2), chances["rests_on"]
-        (0.68, 0.68, 'a guess')
+        >>> chances = plan.expected(participants=12)
+        >>> round(chances["right_label_prob"], 2), round(chances["abstain_prob"], 2), chances["rests_on"]
+        (0.58, 0.16, 'a guess')
         """
         check_int("participants", participants, low=0)
         width = check_int("labels", self.width if labels is None else labels, low=2)
@@ -351,10 +358,11 @@ class RetrievalPlan(SharePlan):
         # The votes of very many rows are as those of fewer, multiplied: what is left to chance in them is small.
         drawn, times = min(rows, _MOST_DRAWN), max(1.0, rows / _MOST_DRAWN)
         votes = times * facts.votes(drawn, 1.0)
-        right = right_with_normal_noise(votes, self.noise_stddev)
+        least = least_votes(answers or LabelAnswers(), self)
+        right = right_with_normal_noise(votes, self.noise_stddev, least=least)
 
         def chance(other: RowFacts) -> float:
-            return self.right_chance(other, participants=participants)
+            return self.right_chance(other, participants=participants, answers=answers)
 
         low, high = rests.interval(chance, labels=width, law=law, calibrated=calibrated)
         most = rests.interval(rough_ceiling, labels=width, law=law, calibrated=calibrated)
@@ -365,15 +373,15 @@ class RetrievalPlan(SharePlan):
             "row_right": facts.right,
             **ranges(right, low, high, ceiling=facts.ceiling(), most=most),
             "without_noise_prob": float(wins_fairly(votes).mean()),
-            "passes_floor_prob": top_with_normal_noise(votes, self.noise_stddev, least=self.noise_floor),
+            "abstain_prob": below_with_normal_noise(votes, self.noise_stddev, least=least),
             "rests_on": rests.rests_on,
         }
 
-    def right_chance(self, facts: RowFacts, *, participants: int) -> float:
-        """Returns the chance of the right label roughly, for intervals."""
+    def right_chance(self, facts: RowFacts, *, participants: int, answers: LabelAnswers | None = None) -> float:
+        """Returns the chance of the right label roughly, for intervals; the arguments as of `expected`."""
         rows = self._rows(participants)
         few = max(1.0, rows / _MOST_DRAWN) * facts.votes(min(rows, _MOST_DRAWN), 1.0, draws=ROUGH_DRAWS)
-        return right_with_normal_noise(few, self.noise_stddev)
+        return right_with_normal_noise(few, self.noise_stddev, least=least_votes(answers or LabelAnswers(), self))
 
     def _rows(self, participants: int) -> int:
         slots = self.release.num_slots

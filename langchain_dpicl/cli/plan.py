@@ -1031,13 +1031,16 @@ def _retrieval(settings: Settings, compares: bool) -> Output:
     near = retrieval.replace(embeddings=DeterministicFakeEmbedding(size=2), balances=None)
     plan: RetrievalPlan = plan_of_run(settings, declared(settings, names), retrieval=near)
     reads = max(readings, key=lambda read: facts(read).right)
-    found = plan.expected(participants=participants, source=source, calibrated=reads)
+    answers = settings.answers
+    found = plan.expected(participants=participants, source=source, calibrated=reads, answers=answers)
     signal = _signal({**found, "row_correlation": facts(reads).correlation}, None)
+    # Answers need more votes where the noise is larger: abstentions are its doing.
+    signal["noise_takes"] = max(0.0, found["without_noise_prob"] - found["right_label_prob"])
     cost = plan.cost(participants=participants, **_caps(settings, readings[reads]))
 
     def rights(found: Rehearsal) -> list[float]:
         drawn = found.resampled(((1, 1.0),), reads)
-        return [plan.right_chance(one, participants=participants) for one in drawn]
+        return [plan.right_chance(one, participants=participants, answers=answers) for one in drawn]
 
     return {
         "plan": plan.to_dict(),
@@ -1062,7 +1065,7 @@ def _retrieval_text(out: dict[str, Any]) -> str:
         f"expected {signal['participants']} units take part in a query: a GUESS (guess.participants)",
         *_signal_text(
             out,
-            abstained=f"; enough votes {_percent(signal['passes_floor_prob'])}",
+            abstained=f"; too few votes for any {_percent(signal['abstain_prob'])}",
             fewer="let units take part in fewer answers",
         ),
         f"cost     {calls}{money_text(cost['money'])}; each document is embedded once besides",

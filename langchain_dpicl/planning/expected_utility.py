@@ -527,15 +527,18 @@ def top_chances(plan: ReleasePlan, sums: np.ndarray, *, others: int = 0, rest: n
     return _wins(plan, columns, 0)
 
 
-def right_with_normal_noise(votes: np.ndarray, stddev: float) -> float:
-    """Returns the chance of the right label, column 0 of float64[questions, labels], under normal noise on all."""
+def right_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float | None) -> float:
+    """Returns the chance of the right label, column 0 of float64[questions, labels], under normal noise on all.
+
+    Its noisy votes are at least `least`, if that is given.
+    """
     rivals: list[_Column] = [(votes[:, place], 1) for place in range(1, votes.shape[1])]
-    return float(_normal_wins(votes[:, 0], rivals, stddev).mean())
+    return float(_normal_wins(votes[:, 0], rivals, stddev, least=least).mean())
 
 
-def top_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float) -> float:
-    """Returns the chance that the largest noisy vote is at least `least`."""
-    return float(1.0 - special.ndtr((least - votes) / stddev).prod(axis=1).mean())
+def below_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float | None) -> float:
+    """Returns the chance that all noisy votes of float64[questions, labels] are below `least`; 0 for None."""
+    return 0.0 if least is None else float(special.ndtr((least - votes) / stddev).prod(axis=1).mean())
 
 
 def right_chances(plan: ReleasePlan, public_size: int, facts: Sequence[RowFacts]) -> np.ndarray:

@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     PrivateAccessError,
 )
+from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.ledger import budget as ledger
@@ -290,6 +292,23 @@ def test_max_queries_are_a_public_end() -> None:
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answers", [PLAIN, PLAIN.replace(abstain_below=None), PLAIN.replace(abstain_below=None, min_votes=8.0)]
+)
+def test_a_plan_counts_answers_that_too_few_votes_make_abstentions(answers: LabelAnswers) -> None:
+    made = voter(
+        examples(*records("cough", "yes", 8)),
+        retrieval=NEAR.replace(participations=150),
+        answers=answers,
+        noise=Noise(multiplier=3.0),
+    )
+    said = made.plan.expected(participants=8, source=RowGuess(skill=1.0, growth=0.0, correlation=0.0), answers=answers)
+    found = Counter(made.invoke("cough").label for _ in range(150))
+    for label, chance in {"yes": "right_label_prob", answers.abstain_label: "abstain_prob"}.items():
+        ways = stats.binom(150, said[chance])  # a false alarm of the three cases together: below 1e-6
+        assert min(ways.cdf(found[label]), ways.sf(found[label] - 1)) > 5e-8
 
 
 def test_nothing_that_is_shown_tells_a_balance_or_who_took_part() -> None:
