@@ -230,52 +230,17 @@ def _start(inner: Callable[..., Any], call: CallMark, thread: threading.Thread) 
 
 
 def _hand_over(inner: Callable[..., Any], call: CallMark, pool: Any, work: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Submits work to a pool with the mark, as a partial: no frame of ours in the worker names its arguments.
-
-    What an awaited call hands to the threads of its loop, as LangChain's default `_agenerate`, the class of OpenAI and
-    name lookups do, goes to threads of ours: blocking code in all of the loop's may wait for the end of that call.
-    """
-    if isinstance(call, _PoolQuestion):
-        raise _PoolFoundError(pool)
-    if call.threads is not None and pool is _pool_of_loop(call):
-        pool = call.threads
+    """Submits work to a pool with the mark, as a partial: no frame of ours in the worker names its arguments."""
     return inner(pool, _MarkedFunction(call, functools.partial(work, *args, **kwargs)))
 
 
-class _PoolQuestion(CallMark):
-    """The mark under which an event loop is asked for its threads: no work is handed to them."""
+def _run_in_executor(inner: Callable[..., Any], call: CallMark, loop: Any, executor: Any, *work: Any) -> Any:
+    """Gives what an awaited call hands to the threads of its loop to threads of ours.
 
-    __slots__ = ()
-
-
-class _PoolFoundError(Exception):
-    """The answer: the pool that the loop hands work to."""
-
-    def __init__(self, pool: Any) -> None:
-        super().__init__()
-        self.pool = pool
-
-
-def _pool_of_loop(call: CallMark) -> Any:
-    """Returns the threads that the event loop of a call runs blocking code in; None if no such loop runs here.
-
-    Loops that the model runs itself keep their threads: those of the call may wait for the end of such a loop. No loop
-    says which threads are its own, and each may get others, so it is asked to hand work over, which the guard stops.
+    As LangChain's default `_agenerate`, the class of OpenAI and name lookups do: blocking code in all of the loop's may
+    wait for the end of that call. Loops that the model runs itself keep their threads.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-    if loop is not call.loop:
-        return None
-    token = _CALL.set(_PoolQuestion(withholds=True))
-    try:
-        loop.run_in_executor(None, _nothing)
-    except _PoolFoundError as found:
-        return found.pool
-    finally:
-        _CALL.reset(token)
-    return None
+    return inner(loop, call.threads if executor is None and loop is call.loop else executor, *work)
 
 
 def _call_back(inner: Callable[..., Any], call: CallMark, future: Any, fn: Callable[..., Any]) -> Any:
@@ -396,6 +361,21 @@ _HOOKS = (
     ),
 )
 _GUARDED: dict[GuardedMethod, Any] = {}
+_LOOPS: dict[type[asyncio.AbstractEventLoop], GuardedMethod] = {}
+
+
+def guard_loop(kind: type[asyncio.AbstractEventLoop]) -> None:
+    """Sets the guard on the method by which event loops of this class hand work to threads.
+
+    Loops of a class that cannot be changed, as one written in C, keep their threads.
+    """
+    if kind not in _LOOPS:
+        anything: Any = None
+        _LOOPS[kind] = GuardedMethod(
+            kind, "run_in_executor", _run_in_executor, lambda: kind.run_in_executor(anything, None, _nothing)
+        )
+    with contextlib.suppress(TypeError):
+        _LOOPS[kind].install_guard()
 
 
 def _look_after_hooks() -> None:

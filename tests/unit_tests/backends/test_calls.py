@@ -671,6 +671,25 @@ class TestBothWays:
         assert not turns
         spent.give_back()
 
+    async def test_threads_that_count_what_is_submitted_hear_of_nothing_of_ours(self) -> None:
+        """A bounded pool takes a permit, or a lock, for the length of its `submit`."""
+
+        class Counting(ThreadPoolExecutor):
+            submitted = 0
+
+            def submit(self, *given: Any, **options: Any) -> Any:
+                self.submitted += 1
+                return super().submit(*given, **options)
+
+        loop: Any = asyncio.get_running_loop()
+        before = loop._default_executor
+        with Counting(1) as pool:
+            loop.set_default_executor(pool)
+            calls = CallPool(silence(HandsOver(answer=ANSWERS)), QUICK, 8)
+            assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
+            loop._default_executor = before
+        assert pool.submitted == 0
+
     async def test_a_loop_that_the_model_runs_keeps_its_own_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of the call may all wait for the end of such loops."""
         monkeypatch.setattr(call_module, "DEFAULT_CONCURRENCY", 1)
