@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -90,6 +91,10 @@ class TenantRegistry:
     Args:
       max_queries: cap of every tenant; None: none.
       memo_size: answers cached per tenant; 0: none.
+
+    Attributes:
+      threads: for what awaited answers hand to the threads of their event loop, in all of which equal queries may wait
+        for their turn; as many as a loop's own.
     """
 
     def __init__(self, *, max_queries: int | None = None, memo_size: int = 0) -> None:
@@ -98,6 +103,7 @@ class TenantRegistry:
         self._nobody = Tenant("", self.max_queries)
         self._lock = PerProcess(threading.Lock)
         self._used: Counter[str] = Counter()
+        self.threads = PerProcess(partial(ThreadPoolExecutor, thread_name_prefix="dpicl-public"))
         self._turns: PerProcess[dict[tuple[str, Hashable], tuple[FairSemaphore, int]]] = PerProcess(dict)
         self._told: OrderedDict[str, OrderedDict[Hashable, Any]] = OrderedDict()
 

@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
+from langchain_dpicl.backends.private_calls.log_guard import lend_threads
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
     Call,
@@ -749,7 +750,8 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         async with self._events(config) as events:
             resolve_budget(self.budget, config)
             walk = self._answer_effects(value, partial(self._pay, events), config, kwargs)
-            answer: str = await run_async(walk, is_slow=self._is_slow)
+            with lend_threads(self.tenants.threads.here):
+                answer: str = await run_async(walk, is_slow=self._is_slow)
             return answer
 
     @property
@@ -947,7 +949,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
     def _told_refused(
         self, query: Query, prepared: Any, refusal: Mapping[str, Any], config: RunnableConfig
     ) -> EffectGenerator[Any]:
-        """Tells of a refusal, then answers without private records (an effect generator)."""
+        """Reports a refusal, then answers without private records (an effect generator)."""
         yield _notification(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
         outcome = yield from self._zero_shot(query, prepared, config)
         return (yield from self._told(outcome, "zero-shot", None, config))

@@ -24,7 +24,7 @@ from langsmith.run_helpers import tracing_context
 from langchain_dpicl._opaque import Opaque, PerProcess, Uncopyable, this_process
 from langchain_dpicl.backends.base import check_whole
 from langchain_dpicl.backends.private_calls.http_client import CallLimits, look_after_door, refuse_other_transports
-from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, guard_loop, watch_runs
+from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, lend_threads, watch_runs
 from langchain_dpicl.backends.private_calls.method_checks import LITELLM_CHECKED_ONCE, top_of
 from langchain_dpicl.backends.private_calls.model_checks import (
     CLASSIFYING,
@@ -560,8 +560,6 @@ class SilentModel:
 
     async def _aattempt(self, request: Request, retry: RetryPolicy, threads: ThreadPoolExecutor | None) -> Reply:
         call, passage = _enter_call(request, retry)
-        call.threads, call.loop = threads, asyncio.get_running_loop()
-        guard_loop(type(call.loop))
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
         outcome: Reply | None = None
@@ -569,7 +567,7 @@ class SilentModel:
         try:
             try:
                 _trace_nothing()
-                with watch_runs(call, _probe_text(request)):
+                with watch_runs(call, _probe_text(request)), lend_threads(threads):
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
                     with passage.calling():

@@ -41,17 +41,13 @@ class CallMark:
       withholds: whether the call is private, so that its logs and warnings are dropped.
       tripped: whether it started a LangChain run, even if the exception was caught.
       passage: the limits on what it sends and receives over HTTP; None: it makes no model call.
-      threads: those that do what an awaited call hands to the threads of its event loop; None: the loop's own do.
-      loop: that event loop.
     """
 
-    __slots__ = ("loop", "passage", "threads", "tripped", "withholds")
+    __slots__ = ("passage", "tripped", "withholds")
 
     def __init__(self, *, withholds: bool, passage: Any = None) -> None:
         self.withholds = withholds
         self.passage = passage
-        self.threads: concurrent.futures.ThreadPoolExecutor | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.tripped = False
 
 
@@ -59,6 +55,9 @@ _CALL: contextvars.ContextVar[CallMark | None] = contextvars.ContextVar("dpicl_s
 
 EXCHANGE: contextvars.ContextVar[Any] = contextvars.ContextVar("dpicl_exchange", default=None)
 """The limited HTTP exchange that the current code is part of; handed to threads with the mark."""
+
+_LENT: contextvars.ContextVar[tuple[Any, Any]] = contextvars.ContextVar("dpicl_lent_threads", default=(None, None))
+"""An event loop, and the threads that do what is handed to its own; handed to threads with the mark."""
 
 
 def begin(*, withholds: bool, passage: Any = None) -> CallMark:
@@ -163,12 +162,14 @@ class GuardedMethod:
       name: its name.
       act: replaces the method inside a silent call; takes the inner method, the mark and the method's arguments.
       attempt: calls the method harmlessly, to see whether the guard is reached.
+      acts_outside: whether `act` replaces the method outside of silent calls too; the mark is then None.
     """
 
     owner: type
     name: str
     act: Callable[..., Any]
     attempt: Callable[[], object]
+    acts_outside: bool = False
 
     def install_guard(self) -> None:
         """Sets the guard, unless it is set already, perhaps below wrappers that others set since."""
@@ -194,7 +195,7 @@ class GuardedMethod:
         @functools.wraps(inner)
         def guard(*args: Any, **kwargs: Any) -> Any:
             call = _CALL.get()
-            if call is None:
+            if call is None and not self.acts_outside:
                 return inner(*args, **kwargs)
             if not isinstance(call, _HookTestMark):
                 return self.act(inner, call, *args, **kwargs)
@@ -234,13 +235,12 @@ def _hand_over(inner: Callable[..., Any], call: CallMark, pool: Any, work: Any, 
     return inner(pool, _MarkedFunction(call, functools.partial(work, *args, **kwargs)))
 
 
-def _run_in_executor(inner: Callable[..., Any], call: CallMark, loop: Any, executor: Any, *work: Any) -> Any:
-    """Gives what an awaited call hands to the threads of its loop to threads of ours.
-
-    As LangChain's default `_agenerate`, the class of OpenAI and name lookups do: blocking code in all of the loop's may
-    wait for the end of that call. Loops that the model runs itself keep their threads.
-    """
-    return inner(loop, call.threads if executor is None and loop is call.loop else executor, *work)
+def _run_in_executor(
+    inner: Callable[..., Any], _: CallMark | None, loop: Any, /, executor: Any, *work: Any, **named: Any
+) -> Any:
+    """Gives what is handed to the threads of an event loop to those that are lent in their place."""
+    lent_to, threads = _LENT.get()
+    return inner(loop, threads if executor is None and loop is lent_to else executor, *work, **named)
 
 
 def _call_back(inner: Callable[..., Any], call: CallMark, future: Any, fn: Callable[..., Any]) -> Any:
@@ -251,16 +251,16 @@ def _call_back(inner: Callable[..., Any], call: CallMark, future: Any, fn: Calla
 class _MarkedFunction:
     """A function that runs with the mark of the call that handed it to a thread."""
 
-    __slots__ = ("_call", "_exchange", "_inner", "_is_thread")
+    __slots__ = ("_call", "_exchange", "_inner", "_is_thread", "_lent")
 
     def __init__(self, call: CallMark, inner: Callable[..., Any], *, is_thread: bool = False) -> None:
         self._call = call
-        self._exchange = EXCHANGE.get()
+        self._exchange, self._lent = EXCHANGE.get(), _LENT.get()
         self._inner = inner
         self._is_thread = is_thread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        token, place = _CALL.set(self._call), EXCHANGE.set(self._exchange)
+        token, place, lent = _CALL.set(self._call), EXCHANGE.set(self._exchange), _LENT.set(self._lent)
         try:
             return self._inner(*args, **kwargs)
         except BaseException:
@@ -269,6 +269,7 @@ class _MarkedFunction:
                 return None
             raise
         finally:
+            _LENT.reset(lent)
             EXCHANGE.reset(place)
             _CALL.reset(token)
 
@@ -364,18 +365,31 @@ _GUARDED: dict[GuardedMethod, Any] = {}
 _LOOPS: dict[type[asyncio.AbstractEventLoop], GuardedMethod] = {}
 
 
-def guard_loop(kind: type[asyncio.AbstractEventLoop]) -> None:
-    """Sets the guard on the method by which event loops of this class hand work to threads.
+@contextlib.contextmanager
+def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None) -> Iterator[None]:
+    """Has `threads` do what the block, which awaits, hands to the threads of its event loop; None: the loop's own do.
 
-    Loops of a class that cannot be changed, as one written in C, keep their threads.
+    As LangChain's default `_agenerate`, its calls of observers, the class of OpenAI and name lookups do: blocking code
+    in all of the loop's may wait for the end of the block. Loops that a model runs itself keep their threads, and so do
+    those of a class that cannot be changed, as one written in C.
     """
-    if kind not in _LOOPS:
+    loop = asyncio.get_running_loop()
+    if (kind := type(loop)) not in _LOOPS:
         anything: Any = None
         _LOOPS[kind] = GuardedMethod(
-            kind, "run_in_executor", _run_in_executor, lambda: kind.run_in_executor(anything, None, _nothing)
+            kind,
+            "run_in_executor",
+            _run_in_executor,
+            lambda: kind.run_in_executor(anything, None, _nothing),
+            acts_outside=True,
         )
     with contextlib.suppress(TypeError):
         _LOOPS[kind].install_guard()
+    token = _LENT.set((loop, threads))
+    try:
+        yield
+    finally:
+        _LENT.reset(token)
 
 
 def _look_after_hooks() -> None:

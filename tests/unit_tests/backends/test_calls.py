@@ -638,38 +638,21 @@ class TestBothWays:
         await asyncio.gather(*answers)
         assert not left, "they wait for each other"
 
-    @pytest.mark.usefixtures("one_thread")
-    async def test_an_awaited_answer_gives_its_turn_back_before_observers_hear_of_it(self) -> None:
-        """LangChain calls observers that are not asynchronous in threads of the loop; equal questions may wait in all."""
-        began, over = asyncio.Event(), asyncio.Event()
+    @pytest.mark.parametrize("spent", [0, 4])
+    async def test_an_awaited_answer_gives_its_turn_back_before_observers_hear_of_it(self, spent: int) -> None:
+        """Those of a refused one, which is answered zero-shot then, too: they may wait for an equal question."""
+        voter = a_voter(TextVoteBackend(ScriptedChat(answer=lambda _: {"card": 1.0})), on_exhausted="zero_shot")
+        turns: list[dict[Any, Any]] = []
 
-        voter = a_voter(TextVoteBackend(held_up(began, over, answer=lambda _: {"card": 1.0}), max_concurrency=1))
-        answers = [asyncio.ensure_future(voter.ainvoke("why?", {"callbacks": [BaseCallbackHandler()]}))]
-        await began.wait()
-        ((gate, _),) = voter.tenants._turns.here.values()
-        answers.append(asyncio.ensure_future(asyncio.to_thread(voter.invoke, "why?")))
-        while not gate._waiting:  # noqa: ASYNC110 - no event tells that a call waits
-            await asyncio.sleep(0.001)
-        over.set()
-        _, left = await asyncio.wait(answers, timeout=10.0)
-        if left:
-            gate.__exit__(None, None, None)  # see above
-        assert await asyncio.gather(*answers) == ["card", "card"]
-        assert not left, "they wait for each other"
-        assert voter.queries_left == 3
+        class Watching(BaseCallbackHandler):
+            def on_custom_event(self, *_: Any, **__: Any) -> None:
+                turns.append(dict(voter.tenants._turns.here))
 
-    async def test_a_refused_question_gives_its_turn_back_before_observers_hear_of_it(self) -> None:
-        """So it is where the answer is zero-shot: what it still has to do may need a thread of the loop."""
-        began, over = asyncio.Event(), asyncio.Event()
-        voter = a_voter(TextVoteBackend(held_up(began, over, answer=lambda _: {"card": 1.0})), on_exhausted="zero_shot")
-        spent = voter.share.reserve(QUERY_TEMPLATE, count=4)
-        answer = asyncio.ensure_future(voter.ainvoke("why?"))
-        await began.wait()
-        turns = dict(voter.tenants._turns.here)
-        over.set()
-        assert await answer == "card"
-        assert not turns
-        spent.give_back()
+        taken = [voter.share.reserve(QUERY_TEMPLATE) for _ in range(spent)]
+        assert await voter.ainvoke("why?", {"callbacks": [Watching()]}) == "card"
+        assert turns == [{}, {}]
+        for ticket in taken:
+            ticket.give_back()
 
     async def test_threads_that_count_what_is_submitted_hear_of_nothing_of_ours(self) -> None:
         """A bounded pool takes a permit, or a lock, for the length of its `submit`."""

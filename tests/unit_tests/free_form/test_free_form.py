@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel, GenericFakeChatModel
@@ -444,6 +446,32 @@ class TestBothSpaces:
         assert (sync.answer, sync.keywords) == (awaited.answer, awaited.keywords)
         assert (sync.similarities or {}) == pytest.approx(awaited.similarities or {}, abs=0.06)
         assert charged(component) == 2
+
+    def test_an_awaited_answer_needs_no_thread_in_which_an_equal_question_waits(self, make: Any) -> None:
+        """A writer that is a function and an observer that is not asynchronous take threads of the loop."""
+        usual = VECTORS if make is embedding else WORDS
+        component = make(answers=usual.replace(writer=RunnableLambda(lambda _: "ask the bank")))
+
+        async def both() -> list[str]:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+            watched: Any = {"callbacks": [BaseCallbackHandler()]}
+            asked: list[asyncio.Future[str]] = []
+            with component.tenants.turn(component.tenants.of({}), ("now?",)) as gate:
+                gate.__enter__()
+                for ask in (component.ainvoke("now?", watched), asyncio.to_thread(component.invoke, "now?")):
+                    asked.append(asyncio.ensure_future(ask))
+                    while len(gate._waiting) < len(asked):  # noqa: ASYNC110  no event tells that a question waits
+                        await asyncio.sleep(0.001)
+                gate.__exit__(None, None, None)
+                _, left = await asyncio.wait(asked, timeout=10.0)
+                if left:
+                    gate.__exit__(None, None, None)  # one more place: a failure does not hang
+                answers = await asyncio.gather(*asked)
+            assert not left, "they wait for each other"
+            return answers
+
+        assert asyncio.run(both()) == ["ask the bank"] * 2
+        assert charged(component) == 1
 
     def test_what_is_spent_is_answered_zero_shot_where_that_was_asked_for(self, make: Any, opened: list[str]) -> None:
         runs = Runs()
