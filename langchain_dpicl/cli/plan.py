@@ -1034,8 +1034,8 @@ def _retrieval(settings: Settings, compares: bool) -> Output:
     answers = settings.answers
     found = plan.expected(participants=participants, source=source, calibrated=reads, answers=answers)
     signal = _signal({**found, "row_correlation": facts(reads).correlation}, None)
-    # Answers need more votes where the noise is larger: abstentions are its doing.
-    signal["noise_takes"] = max(0.0, found["without_noise_prob"] - found["right_label_prob"])
+    if answers.min_votes is None:  # an answer needs more votes where the noise is larger: it makes the abstentions
+        signal["noise_takes"] = max(0.0, found["without_noise_prob"] - found["right_label_prob"])
     cost = plan.cost(participants=participants, **_caps(settings, readings[reads]))
 
     def rights(found: Rehearsal) -> list[float]:

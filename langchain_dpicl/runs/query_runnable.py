@@ -706,20 +706,32 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             for value, one in zip(inputs, configs, strict=False)  # LangChain refuses another number of configs
         ]
         if self.tenants.memo_size:
-            asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
-        capped = dict.fromkeys(tenant for tenant, _ in asked if tenant.cap is not None)
+            asked = list({(tenant.name, query): (tenant, query) for tenant, query in asked}.values())  # one is charged
         try:
-            groups = [(None, self.share.remaining(QUERY_TEMPLATE), asked)]
-            groups += [(one, self._left_of(one), [ask for ask in asked if ask[0] == one]) for one in capped]
+            groups = list(self._left_of_each(asked))
         except LedgerError:
             if any(self._read_memo(*one) is None for one in asked):
                 raise
             return
         for tenant, left, those in groups:
-            if 0 < left < len(those):
-                those = [one for one in those if self._read_memo(*one) is None]  # noqa: PLW2901
-            if 0 < left < len(those):
-                raise self._too_many(len(those), left, tenant)
+            if left < len(those) and (left > 0 or tenant is not None):
+                new = [one for one in those if self._read_memo(*one) is None]
+                if left < len(new):
+                    raise self._too_many(len(new), left, tenant)
+
+    def _left_of_each(
+        self, asked: list[tuple[Tenant, Query]]
+    ) -> Iterator[tuple[Tenant | None, int, list[tuple[Tenant, Query]]]]:
+        """Yields how many queries are left for which of these: first for all, then for each tenant that has a cap."""
+        yield None, self.share.remaining(QUERY_TEMPLATE), asked
+        by_tenant: dict[str, list[tuple[Tenant, Query]]] = {}
+        for one in asked:
+            if one[0].cap is not None:
+                by_tenant.setdefault(one[0].name, []).append(one)
+        for those in by_tenant.values():
+            # Each of a batch may have a cap of its own; the least holds.
+            least = min((tenant for tenant, _ in those), key=lambda tenant: tenant.cap or 0)
+            yield least, max(0, self._left_of(least)), those
 
     def _too_many(self, asked: int, left: int, tenant: Tenant | None) -> PrivacyBudgetExceededError:
         """Returns the refusal of a batch; `tenant`: whose cap it is beyond, None: the budget's."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
+import socket
+import ssl
 import weakref
 from typing import Any
 
@@ -10,10 +14,11 @@ from langchain_dpicl._opaque import PerProcess
 
 # What calls of models went through in this process, pools of httpcore and connections of `http.client`: nothing in
 # these is shared. Others may hold what is: an application may call, here and in a forked process, without code of ours.
+# A fork that runs no hooks of Python shares these too, for calls of the application: ours leave them.
 _POOLS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
 _CONNECTIONS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
 _kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-"""What was left of pools that are awaited, as long as the pools are there."""
+"""What was left of pools that are awaited: as long as these are there, as another process may use it."""
 
 # Nothing is sent where a connection is left, neither an end of TLS nor a shutdown: the parent goes on with its copy.
 
@@ -33,8 +38,7 @@ def own_connection(connection: Any) -> None:
     known = _CONNECTIONS.here
     if connection not in known:
         known.add(connection)
-        if connection.sock is not None:
-            _leave(connection)
+        _leave(connection)
 
 
 def record_opening(connection: Any) -> None:
@@ -61,9 +65,24 @@ def _leave_all(pool: Any) -> None:
 
 
 def _leave(connection: Any) -> None:
-    # Not by its `close`, which waits where another thread reads the reply: here no thread of the parent ends that.
-    plain, connection.sock = connection.sock, None
-    plain.close()
+    plain = connection.sock
+    if plain is not None and _opens_it_again(connection):
+        # Not by its `close`, which waits where another thread reads the reply: here no thread of the parent ends that.
+        connection.sock = None
+        plain.close()
+
+
+def _opens_it_again(connection: Any) -> bool:
+    """Whether the `connect` of a connection leads where its socket does: one that it was given may lead elsewhere."""
+    opens = next(kind for kind in type(connection).__mro__ if "connect" in vars(kind))
+    if opens.__module__ != http.client.__name__:
+        return True
+    plain = connection.sock
+    with contextlib.suppress(OSError):  # nobody is at the other end
+        is_plain = isinstance(plain, ssl.SSLSocket) == isinstance(connection, http.client.HTTPSConnection)
+        is_there = plain.family in {socket.AF_INET, socket.AF_INET6} and plain.getpeername()[1] == connection.port
+        return is_plain and is_there
+    return False
 
 
 def _forget_in_forked_process() -> None:
@@ -72,8 +91,7 @@ def _forget_in_forked_process() -> None:
             forget(pool)
     for connections in list(_CONNECTIONS._made.values()):  # noqa: SLF001
         for connection in list(connections):
-            if connection.sock is not None:
-                _leave(connection)
+            _leave(connection)
 
 
 if hasattr(os, "register_at_fork"):

@@ -240,7 +240,10 @@ def _run_in_executor(
 ) -> Any:
     """Gives what is handed to the threads of an event loop to those that are lent in their place."""
     lent_to, threads = _LENT.get()
-    return inner(loop, threads if executor is None and loop is lent_to else executor, *work, **named)
+    is_own = executor is None or executor is getattr(loop, "_default_executor", None)
+    if is_own and threads is not None and loop is lent_to:
+        executor = threads
+    return inner(loop, executor, *work, **named)
 
 
 def _call_back(inner: Callable[..., Any], call: CallMark, future: Any, fn: Callable[..., Any]) -> Any:
@@ -362,7 +365,7 @@ _HOOKS = (
     ),
 )
 _GUARDED: dict[GuardedMethod, Any] = {}
-_LOOPS: dict[type[asyncio.AbstractEventLoop], GuardedMethod] = {}
+_LOOPS: dict[type, GuardedMethod] = {}
 
 
 @contextlib.contextmanager
@@ -374,17 +377,20 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None) -> Itera
     those of a class that cannot be changed, as one written in C.
     """
     loop = asyncio.get_running_loop()
-    if (kind := type(loop)) not in _LOOPS:
-        anything: Any = None
+    # The class that has the method: a copy in the loop's own would hide what others set on that one later.
+    kind = next((kind for kind in type(loop).__mro__ if "run_in_executor" in vars(kind)), None)
+    if kind is not None and kind not in _LOOPS:
+        runs: Any = kind
         _LOOPS[kind] = GuardedMethod(
             kind,
             "run_in_executor",
             _run_in_executor,
-            lambda: kind.run_in_executor(anything, None, _nothing),
+            lambda: runs.run_in_executor(None, None, _nothing),
             acts_outside=True,
         )
-    with contextlib.suppress(TypeError):
-        _LOOPS[kind].install_guard()
+    if kind is not None:
+        with contextlib.suppress(TypeError):
+            _LOOPS[kind].install_guard()
     token = _LENT.set((loop, threads))
     try:
         yield

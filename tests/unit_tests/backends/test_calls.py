@@ -664,14 +664,20 @@ class TestBothWays:
                 self.submitted += 1
                 return super().submit(*given, **options)
 
+        class Names(ScriptedChat):
+            async def _agenerate(self, *given: Any, **options: Any) -> Any:
+                return await loop.run_in_executor(executor=pool, func=partial(self._generate, *given, **options))
+
         loop: Any = asyncio.get_running_loop()
         before = loop._default_executor
         with Counting(1) as pool:
             loop.set_default_executor(pool)
-            calls = CallPool(silence(HandsOver(answer=ANSWERS)), QUICK, 8)
-            assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
+            for model in (HandsOver, Names):
+                calls = CallPool(silence(model(answer=ANSWERS)), QUICK, 8)
+                assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
             loop._default_executor = before
         assert pool.submitted == 0
+        assert "run_in_executor" not in vars(type(loop)), "it stays where it is inherited from"
 
     async def test_a_loop_that_the_model_runs_keeps_its_own_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of the call may all wait for the end of such loops."""

@@ -305,6 +305,7 @@ def test_a_plan_counts_answers_that_too_few_votes_make_abstentions(answers: Labe
         noise=Noise(multiplier=3.0),
     )
     said = made.plan.expected(participants=8, source=RowGuess(skill=1.0, growth=0.0, correlation=0.0), answers=answers)
+    assert said["right_label_low"] <= said["right_label_prob"] <= said["right_label_high"]
     found = Counter(made.invoke("cough").label for _ in range(150))
     for label, chance in {"yes": "right_label_prob", answers.abstain_label: "abstain_prob"}.items():
         ways = stats.binom(150, said[chance])  # a false alarm of the three cases together: below 1e-6

@@ -350,6 +350,12 @@ def test_a_batch_beyond_a_tenants_cap_is_refused_before_the_first_is_charged(doo
     assert (e.value.requested, e.value.remaining, made.queries_left) == (3, 2, 9)
     assert len(ask(made, ["a", "b", "c"], config=[acme(), acme(), {"configurable": {"tenant": "other"}}])) == 3
     assert len(ask(made, ["b", "a"], config=acme())) == 2, "answers of before are free"
+    other: Any = {"configurable": {"tenant": "other"}}
+    with pytest.raises(TenantCapExceededError, match="at most 0 queries of tenant 'acme'"):
+        ask(made, ["d", "d"], config=[other, acme()])
+    lower: Any = {"configurable": {"tenant": "other", "tenant_max_queries": 1}}
+    with pytest.raises(TenantCapExceededError, match="at most 0 queries of tenant 'other'"):
+        ask(made, ["d", "e"], config=[other, lower])
     assert made.queries_left == 6
 
 

@@ -7,6 +7,7 @@ import gc
 import http.client
 import os
 import signal
+import socket
 import ssl
 import threading
 import time
@@ -284,6 +285,23 @@ async def test_what_was_left_of_a_pool_goes_with_it() -> None:
         assert await kept_by(root) == before + 1
     gc.collect()
     assert len(forks._kept) == before
+
+
+def test_a_socket_that_a_connection_was_given_stays() -> None:
+    """The connection's own host is another one, and nobody to be trusted."""
+    ends = socket.socketpair(socket.AF_UNIX)
+    connection = http.client.HTTPConnection("127.0.0.1", 9)
+    connection.sock = ends[0]
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    with ends[0], ends[1]:
+
+        def act(text: str) -> str:
+            ends[1].sendall(answer)
+            connection.request("POST", "/", text)
+            return connection.getresponse().read().decode()
+
+        assert act("public") == said(act, "private") == "ok"
+        assert b"private" in ends[1].recv(10_000)
 
 
 def test_embeddings_of_parent_and_child_never_share_a_connection() -> None:
