@@ -67,7 +67,9 @@ def ended_from_outside(folder: str) -> FakeBackend:
 
 
 class Cutter(FakeBackend):
-    """Cuts text after two letters, and has no room for public prompts of more than a hundred."""
+    """Cuts text after two letters, and has room for ten behind prompts, public ones of a hundred at most."""
+
+    room = 10
 
     def continued(self, text: str) -> list[bytes]:
         return [text[:2].encode(), text[2:].encode()]

@@ -326,6 +326,7 @@ class DecodingSpec:
       trees: released words by label, whose tokens are candidates too; those of None are for all labels. None: no words.
       is_fused: whether the engine computes the public row in the batch of the private ones.
       eos_column: the column of EOS in the vocabulary, for such engines.
+      room: tokens that the engine can write behind a prompt; a text ends there, whatever forces more of it.
     """
 
     backend: NextTokenBackend
@@ -341,12 +342,15 @@ class DecodingSpec:
     trees: Mapping[str | None, WordTree] | None = None
     is_fused: bool = field(init=False, default=False)
     eos_column: int = field(init=False, default=0)
+    room: int = field(init=False, default=sys.maxsize)
 
     def __post_init__(self) -> None:
         # Asked before every token: a check against a protocol takes longer than the rest of a step's bookkeeping.
         object.__setattr__(self, "is_fused", isinstance(self.backend, FullBackend))
         if self.is_fused:
             object.__setattr__(self, "eos_column", list(self.backend.vocabulary()).index(self.backend.eos))
+        if (room := getattr(self.backend, "room", None)) is not None:
+            object.__setattr__(self, "room", room)
 
     def field_of(self, segment: Segment) -> str:
         """Returns the record field a segment fills."""
@@ -476,8 +480,8 @@ class DecodingSpec:
         return np.asarray(domain.columns == self.eos_column)
 
     def ended(self, tokens: Sequence[Token]) -> bool:
-        """Whether released tokens end the segment: EOS, or a stop string in their text."""
-        return has_ended(self.backend, tokens, self.stop)
+        """Whether released tokens end the segment: EOS, a stop string in their text, or no room for more."""
+        return len(tokens) >= self.room or has_ended(self.backend, tokens, self.stop)
 
     def text_of(self, tokens: Sequence[Token]) -> str:
         """Returns the text of released tokens, as they are."""
@@ -677,7 +681,7 @@ class _SegmentWriter:
 
     def _write_forced(self, block: ReleaseBlock | None) -> None:
         while self.matcher is not None and not self.has_ended() and (forced := self.matcher.forced()):
-            for token in forced[: max(1, MAX_FORCED - len(self.draft.tokens))]:
+            for token in forced[: max(1, min(MAX_FORCED, self.script.room) - len(self.draft.tokens))]:
                 self._append(token, block)
             if len(self.draft.tokens) >= MAX_FORCED:
                 return
@@ -709,6 +713,7 @@ def make_script(
     """Checks the public parameters of a generation and returns them; no call is made and nothing is charged.
 
     Raises:
+      ConfigurationError: a public argument is invalid.
       ModelCallError: the engine would cut a public prompt.
     """
     wording = wording_of_texts(private, task)
@@ -739,13 +744,19 @@ def make_script(
 
 
 def _check_room(script: DecodingSpec, labels: Sequence[str | None]) -> None:
-    """Refuses public prompts that the engine would cut: the private ones would keep nothing of their records.
+    """Refuses texts that the engine has no room for, and public prompts that it would cut.
 
-    An open label stands in them with as many words as it may have tokens.
+    Of private prompts that are cut like these, nothing of the records would be left. An open label stands in them with
+    as many words as it may have tokens.
 
     Raises:
+      ConfigurationError: a text may have more tokens than the engine can write.
       ModelCallError: a prompt is too long.
     """
+    longest = max(segment.max_tokens for segment in script.segments)
+    if longest > script.room:
+        advice = "Lower it, or max_prompt_tokens of the engine."
+        raise fail("max_tokens", f"at most {script.room}, which the model's context leaves", longest, advice)
     check = getattr(script.backend, "check_public", None)
     if check is None:
         return

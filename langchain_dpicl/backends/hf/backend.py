@@ -172,6 +172,11 @@ class HuggingFaceBackend(AwaitedInThreads):
         return self._engine.limit
 
     @property
+    def room(self) -> int | None:
+        """Tokens that can be written behind a prompt; None: the model names no limit."""
+        return None if self._engine.limit is None else self._engine.limit - self.max_prompt_tokens
+
+    @property
     def eos(self) -> int:
         """The end of the text; where a model has several, all of them count as this one."""
         return self._engine.vocabulary.eos

@@ -288,6 +288,7 @@ def _facts(engine: Any) -> dict[str, Any]:
         "is_sparse": engine.is_sparse if isinstance(engine, _Embedder) else None,
         "max_top_k": engine.max_top_k if is_writer else None,
         "eos": engine.eos if is_writer else None,
+        "room": getattr(engine, "room", None) if is_writer else None,
         "fingerprint": getattr(engine, "tokenizer_fingerprint", None) if is_writer else None,
         "hosts": ["a process of its own" if host == PROCESS else host for host in recipients(engine)],
     }

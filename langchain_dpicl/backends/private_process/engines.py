@@ -168,6 +168,11 @@ class _Tokens(ProcessEngine):
         return eos
 
     @property
+    def room(self) -> int | None:
+        room: int | None = self._facts["room"]
+        return room
+
+    @property
     def tokenizer_fingerprint(self) -> str | None:
         fingerprint: str | None = self._facts["fingerprint"]
         return fingerprint

@@ -190,6 +190,14 @@ def test_json_that_its_cap_cuts_still_parses(engine: str, max_tokens: int, relea
     assert len(releases) == max_tokens
 
 
+@pytest.mark.parametrize("engine", list(ENGINES)[:2])
+def test_a_text_ends_where_its_engine_has_no_room_for_what_is_forced(engine: str, releases: list[int]) -> None:
+    llm = ENGINES[engine](characters_of_records, CHARACTERS)
+    llm.room = 3
+    assert json.loads(text_of(json_writing(engine, max_tokens=3, llm=llm)))["kind"]
+    assert releases == []
+
+
 def test_the_embedded_model_writes_json(releases: list[int]) -> None:
     schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}, "note": {"type": "string"}}}
     grammar = Grammar.json_schema({**schema, "required": ["mood", "note"]})

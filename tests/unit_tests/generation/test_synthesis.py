@@ -41,6 +41,12 @@ def engine(**options: Any) -> SpyBackend:
     return SpyBackend(word_copier(WORDS), vocabulary=WORDS, **options)
 
 
+def roomy(room: int) -> SpyBackend:
+    spy: Any = engine()
+    spy.room = room
+    return spy
+
+
 def handler(epsilon: float = 1e4, delta: float = 1e-5, **options: Any) -> PrivacyBudgetCallbackHandler:
     return PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=delta, **options)
 
@@ -123,6 +129,12 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "delta 0": lambda: {"noise": Noise(delta=0.0)},
     "delta above 1 / (10 * public_size)": dict,
     "no tokens": lambda: {"max_tokens": 0},
+    "more tokens than the model has room for": lambda: {"llm": roomy(5)},
+    "a longer open label": lambda: {
+        "llm": roomy(6),
+        "private": private_examples(label_key=None, labels=None, public_size=400, fields=["topic"]),
+        "task": GenerationTask(open_label=OpenLabel("topic", max_tokens=7)),
+    },
     "no shots": lambda: {"shots_per_label": 0},
     "more rows than units": lambda: {"rows": Rows(units=201)},
     "rows by name": lambda: {"rows": "units"},
@@ -156,7 +168,7 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
 def test_public_faults_raise_before_any_charge_or_private_call(fault: str) -> None:
     spy, budget = engine(), handler(delta=3e-4 if fault == "delta above 1 / (10 * public_size)" else 1e-5)
     with pytest.raises(ConfigurationError):
-        synthesizer(private_examples(), **{"budget": budget, "llm": spy, **FAULTS[fault]()})
+        synthesizer(**{"private": private_examples(), "budget": budget, "llm": spy, **FAULTS[fault]()})
     assert spy.private_prompts == []
     assert budget.report().to_dict()["shares"] == []
 

@@ -202,7 +202,8 @@ class TestOptions:
     def test_lengths_fit_into_the_context(self):
         with pytest.raises(ConfigurationError, match=r"<= 64, the model's context, found 41 \+ 24"):
             engine(tiny_hf.llama(context=64), max_prompt_tokens=41)
-        assert engine(tiny_hf.llama(context=64)).context == 64
+        found = engine(tiny_hf.llama(context=64))
+        assert found.context == found.max_prompt_tokens + found.room == 64
 
     def test_a_scaling_that_looks_at_the_longest_row_bounds_the_context(self):
         scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}

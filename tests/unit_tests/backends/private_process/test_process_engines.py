@@ -131,7 +131,9 @@ def test_rows_are_those_of_the_same_model_in_this_process(place: str) -> None:
 
 
 def test_it_cuts_text_that_follows_other_text_as_the_engine_there_does() -> None:
-    assert as_backend(shared(process_models.cutter)).continued(" red") == [b" r", b"ed"]
+    engine: Any = as_backend(shared(process_models.cutter))
+    assert engine.continued(" red") == [b" r", b"ed"]
+    assert engine.room == 10
     assert not hasattr(as_backend(shared(EmbeddedLLM)), "continued")
 
 
