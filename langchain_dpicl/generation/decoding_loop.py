@@ -488,8 +488,12 @@ class DecodingSpec:
         return self.backend.decode([token for token in tokens if token != self.backend.eos])
 
     def text(self, tokens: Sequence[Token]) -> str:
-        """Returns the text of released tokens, cut before the first stop string and stripped."""
-        return cut_at_stop(self.text_of(tokens), self.stop, is_stripped=True).strip()
+        """Returns the text of released tokens, cut before the first stop string and stripped.
+
+        A character whose last bytes are missing is left out.
+        """
+        whole = self.text_of(tokens).rstrip("\ufffd")
+        return cut_at_stop(whole, self.stop, is_stripped=True).strip()
 
     @property
     def candidates(self) -> int:

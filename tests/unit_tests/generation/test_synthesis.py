@@ -308,6 +308,13 @@ def test_the_text_ends_with_the_model_and_at_the_cap() -> None:
     assert synthesizer(private_examples(), max_tokens=2).run().examples[0]["text"] == "my card"
 
 
+def test_a_text_that_is_cut_inside_a_character_ends_before_it() -> None:
+    letters: list[Any] = [bytes([byte]) for byte in "日本".encode()]
+    llm = FakeBackend(scripted(*({letter: 1.0} for letter in letters)), vocabulary=list(dict.fromkeys(letters)))
+    made = synthesizer(private_examples(), llm=llm, max_tokens=4, decoding=Decoding(candidates="all"))
+    assert made.run().examples[0]["text"] == "日"
+
+
 @pytest.mark.parametrize("failing_call", [1, 2, 4, 7])
 @pytest.mark.parametrize("redraw_every", [1, 3])
 def test_an_outage_keeps_the_charge_and_what_was_released_and_resumes(failing_call: int, redraw_every: int) -> None:
