@@ -807,7 +807,8 @@ def _result(
     script: DecodingSpec, drafts: Sequence[PartialText], *, baseline: str, epsilon: float
 ) -> ReleasedDemonstrations:
     names = sorted(script.wording.generated_fields)
-    examples = [{name: script.known(draft)[name] for name in names} for draft in drafts]
+    written = [draft for draft in drafts if script.wording.text_key in draft.values]
+    examples = [{name: script.known(draft)[name] for name in names} for draft in written]
     return _released_baseline(examples, baseline=baseline, epsilon=epsilon, plan=script.to_dict())
 
 

@@ -378,7 +378,7 @@ class DecodingSpec:
         matcher: Matcher | None = None,
         words: WordColumns | None = None,
     ) -> EffectGenerator[Domain]:
-        """Returns the public candidates of the next token; EOS is among them after the first (an effect generator).
+        """Returns the public candidates of the next token; EOS is one behind other than blanks (an effect generator).
 
         The public model is called at every token, also where the domain does not need it: only a failure of a public
         call may stop a run.
@@ -442,8 +442,8 @@ class DecodingSpec:
         if words is not None:
             others = self._with_words(domain, others, words)
         end = domain.only(may & ends)
-        # An empty text is useless, and to leave EOS out of the first domain is a public choice.
-        if len(others) and not prefix:
+        # An empty text is useless; what is written is public, and so is the choice to leave EOS out behind it.
+        if len(others) and not self.text(prefix):
             return others
         if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
             # EOS outside the top K is added with logit -inf, so that a text can always end.
@@ -564,9 +564,11 @@ def write_draft(
             if writer.has_ended():
                 break
         writer.close()
-        if not draft.tokens:  # its tickets burnt without a token: the text is left out
+        value = script.text(draft.tokens)
+        # The tickets burnt without a token, or for white space: the text is left out. A label may be empty.
+        if not (value if segment.name == "text" else draft.tokens):
             break
-        draft.values[name] = script.text(draft.tokens)
+        draft.values[name] = value
         draft.tokens, draft.segment = [], draft.segment + 1
     draft.done = True
 

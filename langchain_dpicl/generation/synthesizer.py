@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import sys
 from collections import Counter
@@ -29,6 +30,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.distributed import (
+    TICKETS_LOST,
     Executor,
     ExecutorLike,
     JobLease,
@@ -99,6 +101,7 @@ from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunItem, RunJo
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 
+logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _WAVES = 4
@@ -728,6 +731,16 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _so_far(self) -> str:
         return f"{len(self._written())} of {self._num_texts} {self._item_name}s are"
 
+    def _check_texts(self, *, has_more: bool = False) -> None:
+        """Says how many texts of a finished run are left out; raises if all are, and there is nothing else to show."""
+        texts, how = len(self._drafts), f"{TICKETS_LOST}, or paid for white space"
+        missing = texts - len(self._written()) if self.is_finished else 0
+        if missing and missing == texts and not has_more:
+            raise tickets_missing(self.component, missing, how)
+        if missing:  # a warning that is made an error would lose what is paid for
+            said = "%s: %d of %d %ss are left out: the tickets that were to pay for them %s."
+            logger.warning(said, self.component, missing, texts, self._item_name, how)
+
     def _show(self, bar: Any) -> None:
         with suppress(OSError, ValueError):
             bar.set_postfix_str(f"{len(self._written())}/{self._num_texts} {self._item_name}s")
@@ -945,7 +958,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         return item.label, item.number
 
     def _take(self, item: PartialText, result: dict[str, str], call: RunCall) -> None:
-        item.values, item.segment, item.tokens, item.done = dict(result), len(self._script.segments), [], True
+        is_written = self._script.wording.text_key in result
+        item.values, item.tokens, item.done = dict(result), [], True
+        item.segment = len(self._script.segments) if is_written else 0
         self._keep(item)
         for _ in range(self._tokens_per_draft):
             call.tick()
@@ -958,8 +973,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
 
     def _value(self) -> ReleasedDemonstrations:
-        if self.is_finished and not self._written():
-            raise tickets_missing(self.component, self._num_texts)
+        self._check_texts()
         report = self.report
         shown = {**report["plan"], **self._script.to_dict()}
         return ReleasedDemonstrations(tuple(self.demonstrations), report, shown)

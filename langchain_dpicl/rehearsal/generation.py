@@ -561,7 +561,7 @@ class _Writing:
             while len(tokens) < self.max_tokens and not (tokens and has_ended(self.backend, tokens, self.stop)):
                 top_k = self.top_k or len(self.backend.vocabulary())
                 pairs = yield TopTokenRequest(self.backend, draft.public, tuple(tokens), top_k)
-                domain = self._candidates([token for token, _ in pairs], is_first=not tokens)
+                domain = self._candidates([token for token, _ in pairs], tokens)
                 asked = Call(partial(source.score, domain), partial(source.ascore, domain))
                 boxed = yield LimitConcurrency(asked, limit)
                 sums = restrict(boxed.take()).sum(axis=0)
@@ -576,10 +576,11 @@ class _Writing:
             source.close()
         return steps
 
-    def _candidates(self, likeliest: Sequence[Token], *, is_first: bool) -> tuple[Token, ...]:
-        """Returns the public candidates as `DecodingSpec.domain` does: the end is among them after the first token."""
+    def _candidates(self, likeliest: Sequence[Token], written: Sequence[Token]) -> tuple[Token, ...]:
+        """Returns the public candidates as `DecodingSpec.domain` does: the end is one behind other than blanks."""
         others = [token for token in likeliest if token != self.backend.eos]
-        return tuple(others) if others and is_first else (*others, self.backend.eos)
+        is_blank = not self.backend.decode(written).strip()
+        return tuple(others) if others and is_blank else (*others, self.backend.eos)
 
 
 def generation_rehearsal_cost(

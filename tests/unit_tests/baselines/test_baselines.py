@@ -34,10 +34,13 @@ def engine() -> FakeBackend:
     return FakeBackend(word_copier(WORDS), vocabulary=WORDS)
 
 
+def without_noise(private: PrivateExamples, **options: Any) -> Any:
+    given: dict[str, Any] = {"max_tokens": 6, "task": GenerationTask(record_prompt="{topic}: {text}"), **options}
+    return demonstrations_without_privacy(private, llm=engine(), rows=Rows(units=20), **given)
+
+
 UNPROTECTED = [
-    lambda private: demonstrations_without_privacy(
-        private, llm=engine(), rows=Rows(units=20), max_tokens=6, task=GenerationTask(record_prompt="{topic}: {text}")
-    ),
+    without_noise,
     real_demonstrations_without_privacy,
 ]
 
@@ -71,6 +74,11 @@ def test_records_are_no_private_examples_and_one_question_is_no_list_of_them() -
     for queries in ("my card", {"input": "my card"}, None):
         with pytest.raises(ConfigurationError, match="queries: expected a sequence"):
             label_votes_without_privacy(private_examples(), queries, llm=engine())  # type: ignore[arg-type]
+
+
+def test_a_text_that_says_nothing_is_left_out() -> None:
+    released = without_noise(private_examples(), decoding=Decoding(stop=(" my card",)))
+    assert [dict(example) for example in released.examples] == [RECORDS[-1]]
 
 
 def test_real_demonstrations_refuse_more_shots_than_there_are() -> None:

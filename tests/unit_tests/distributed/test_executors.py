@@ -110,6 +110,13 @@ class TestDemonstrations:
             assert later.run(progress=False).examples == first.examples
         assert lines(house, RESERVE) == spent
 
+    def test_that_say_nothing_are_left_out_of_the_checkpoint_too(self, house: House) -> None:
+        silent = Decoding(candidates=3, stop=(" paid", " late", " twice"))
+        for _ in range(2):
+            made = house.synthesizer(house.crew(), decoding=silent, checkpoint=house.memo.parent / "kept.jsonl")
+            with pytest.raises(PrivacyBudgetExceededError, match="6 more"):
+                made.run(progress=False)
+
     def test_are_streamed_as_they_come(self, house: House) -> None:
         made = house.synthesizer(house.crew())
         seen = list(made.stream(progress=False))

@@ -239,7 +239,7 @@ def test_fewer_declared_units_than_the_default_rows_give_fewer_rows() -> None:
 
 
 def test_a_text_does_not_end_before_it_begins() -> None:
-    spy = SpyBackend(scripted({"": 0.9, " my": 0.1}, {"": 1.0}), vocabulary=WORDS)
+    spy = SpyBackend(scripted({"": 0.5, "\n": 0.4, " my": 0.1}, {"": 0.9, " my": 0.1}), vocabulary=[*WORDS, "\n"])
     assert [example["text"] for example in synthesizer(private_examples(), llm=spy).run().examples] == ["my", "my"]
 
 
@@ -299,7 +299,7 @@ def test_a_stop_string_ends_the_text_and_is_cut() -> None:
 def test_a_stop_string_that_begins_with_a_space_is_found_at_the_start_too() -> None:
     """A token brings the space before its word; it is stripped from the text, and paid for up to the stop alone."""
     made = synthesizer(private_examples(), decoding=Decoding(stop=(" my card",)))
-    assert [example["text"] for example in made.run().examples] == ["", "my transfer is late"]
+    assert [example["text"] for example in made.run().examples] == ["my transfer is late"]
     template = next(ticket.template for ticket in made.plan.tickets())
     assert made.share.reserve(template, label="card", count=4).unburnt == 4
 
@@ -335,7 +335,9 @@ def test_an_outage_keeps_the_charge_and_what_was_released_and_resumes(failing_ca
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "disjoint"])
-def test_a_text_whose_only_ticket_burnt_without_a_token_is_left_out(sampling: Any) -> None:
+def test_a_text_whose_only_ticket_burnt_without_a_token_is_left_out(
+    sampling: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     llm = FullFake(word_copier(WORDS), vocabulary=WORDS, public_fails_at=1)
     rows = Rows(slots=10, sampling=sampling, redraw_every="run" if sampling == "poisson" else None)
     made = synthesizer(private_examples(), llm=llm, rows=rows)
@@ -344,6 +346,7 @@ def test_a_text_whose_only_ticket_burnt_without_a_token_is_left_out(sampling: An
     found = made.run().examples
     assert made.is_finished
     assert [example["topic"] for example in found] == (["transfer"] if sampling == "poisson" else ["card", "transfer"])
+    assert ("1 of 2 demonstrations are left out" in caplog.text) == (sampling == "poisson")
     assert all(example["text"] for example in found)
 
 
@@ -514,6 +517,7 @@ def test_progress_is_shown_when_asked_for_and_silent_otherwise(capsys: pytest.Ca
     assert "2/2 demonstrations" in shown
 
 
-def test_an_engine_that_always_ends_gives_empty_texts() -> None:
+def test_an_engine_that_always_ends_gives_no_text() -> None:
     made = synthesizer(private_examples(), llm=FakeBackend(scripted(), vocabulary=WORDS))
-    assert [example["text"] for example in made.run().examples] == ["", ""]
+    with pytest.raises(PrivacyBudgetExceededError, match=r"2 more.* or paid for white space"):
+        made.run()

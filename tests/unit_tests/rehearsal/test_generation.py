@@ -205,7 +205,7 @@ class _Watched(FakeBackend):
     """Notes the candidates that its sessions are asked for."""
 
     def __init__(self) -> None:
-        words = [" my", " card", " was", " declined", " today"]
+        words = ["\n", " my", " card", " was", " declined", " today"]
 
         def copies(_: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
             wanted = words[len(prefix)] if len(prefix) < len(words) else ""
