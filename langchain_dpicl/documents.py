@@ -1098,6 +1098,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         return super()._num_texts if self.plan.generation is not None else 0
 
     def _value(self) -> SyntheticDocuments:
+        self._check_texts(has_more=bool(self.words))
         order = list(self._topics)
         written = sorted(self._written(), key=lambda draft: order.index(str(draft.label)))
         texts, report = tuple(map(self._text, written)), self.report

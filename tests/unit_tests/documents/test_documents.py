@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -454,6 +455,25 @@ class TestWhatIsKept:
         other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
         places = [(text.topic, text.number) for text in other.run(progress=False).texts]
         assert places == [("transfer", 0), ("transfer", 1), ("card", 0)]  # the last one is two tokens long
+
+    @pytest.mark.parametrize("words", [0, 8])
+    def test_a_store_whose_texts_are_all_gone_is_an_error_unless_it_has_words(self, words: int, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        given: dict[str, Any] = {"checkpoint": kept, "component": "store", "topics": TOPICS.replace(words=words)}
+        budget = house(store=SQLiteStore.new(path))
+        made = maker(budget, **given, llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=1))
+        with pytest.raises(RunInterruptedError):
+            made.run(progress=False)
+        for place in ("topic 1", "topic 2"):  # a process that was killed
+            made.share.reserve("text: 1 token on one sample", label=place, count=6)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        other = maker(Budget.open(SQLiteStore(path)), **given)
+        lost = pytest.raises(PrivacyBudgetExceededError, match="4 more, remaining 0")
+        with contextlib.nullcontext() if words else lost:
+            found = other.run(progress=False)
+            assert found.words
+            assert not found.texts
 
     def test_a_checkpoint_with_other_topics_is_refused_by_the_ledger(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
