@@ -313,7 +313,8 @@ class HuggingFaceBackend(AwaitedInThreads):
             ids = [self._engine.vocabulary.checked(token) for token in prefix]
             check_room(self._engine.limit, self.max_prompt_tokens + max(len(ids), max_new_tokens or 0))
             begun = self._prompts.begun(shared, cap=self.max_prompt_tokens)
-            shape = self._engine.shape(self.max_prompt_tokens, room, self._prompts.apart(begun))
+            reach = max(room, len(ids))
+            shape = self._engine.shape(self.max_prompt_tokens, room, self._prompts.apart(begun), reach=reach)
             if num_rows is not None and num_rows != len(prompts):
                 return ConfigurationError(f"expected num_rows={num_rows} prompts, found another number of them")
             if public is not None and not public.startswith(shared):

@@ -247,6 +247,9 @@ class TestLengths:
         for token in tokens[10:]:
             session.push(token)
         assert_near(session.logits(None)[0], unpadded(backend, [*ids, *tokens]))
+        behind = full(backend, [LONG], tokens, max_new_tokens=1)  # a later block, whose text has left the window
+        ids = backend._prompts.rows([LONG], shared="", begun=(), cap=40)[0]
+        assert_near(behind.logits(None)[0], unpadded(backend, [*ids, *tokens]))
         steps = backend.generate([LONG])
         assert len([next(steps) for _ in range(20)]) == 20
 
