@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
+    import uvicorn
+
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
     from langchain_dpicl.service.service import Keys, Service, Tenant
     from langchain_dpicl.service.web import Running
@@ -61,7 +63,7 @@ _SENDABLE = re.compile(r"[!-~]+")
 """A key that arrives as it was sent: other letters have several encodings in a header, and spaces are cut off."""
 _GRACE = 30
 _CLOSING = 15
-"""Seconds that a worker has to close the ledger when its questions were given their time."""
+"""Seconds that a service has to close the ledger when its questions were given their time."""
 _LOOK_S = 0.5
 _LONGEST_PAUSE = 60.0
 _MOST_NAME = 200
@@ -452,8 +454,17 @@ def _listen(
     log_charges()
     server = uvicorn.Server(config)
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.force_exit)  # what a second Ctrl-C cuts off
+    threading.Thread(target=_end_in_time, args=(server,), daemon=True).start()
     server.run(sockets=[listening])
     return DONE
+
+
+def _end_in_time(server: uvicorn.Server) -> None:
+    """Ends the process when its time to stop is over: Python's exit waits for threads whose model calls hang."""
+    while not server.should_exit:
+        time.sleep(_LOOK_S)
+    time.sleep(_GRACE + _CLOSING)
+    os._exit(DONE)
 
 
 def _end_with_terminal() -> None:

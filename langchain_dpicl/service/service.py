@@ -343,7 +343,7 @@ class Service:
         return self.fault(error, door)
 
     @staticmethod
-    def fault(error: Exception, where: str) -> RefusedError:
+    def fault(error: BaseException, where: str) -> RefusedError:
         """Logs the class of an error that nobody foresaw, and returns what callers get in its place."""
         logger.warning("%s: %s", where, type(error).__name__)
         return RefusedError(500, "fault", "The request could not be answered. The budget shows what was charged.")

@@ -68,6 +68,17 @@ def test_a_server_grants_what_the_ledger_has_and_ends_in_order(
     budget.budget.close()
 
 
+@pytest.mark.loopback
+def test_a_call_that_hangs_in_a_thread_does_not_keep_a_server_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_folder(tmp_path, monkeypatch)
+    before = "import threading; threading.Thread(target=threading.Event().wait).start(); "
+    before += "from langchain_dpicl.cli import serve; serve._GRACE = serve._CLOSING = 1; "
+    with served(tmp_path, before=before, DPICL_LEDGER=new_ledger("budget.db")) as server:
+        assert server.stop()[0] == 0
+
+
 async def test_either_database_grants_exactly_its_tickets(
     tmp_path: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
-from langchain_dpicl.service.service import RateLimit, RefusalLog
+from langchain_dpicl.service.service import RateLimit, RefusalLog, Tenant
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import FileAnchor, open_store
 from tests.sealed_files import paid
@@ -408,7 +408,7 @@ async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answe
 async def test_a_cancelled_request_keeps_quiet_about_the_error_that_it_was_cancelled_behind(
     config: Path, ledger: str, caplog: pytest.LogCaptureFixture, said: str
 ) -> None:
-    """As uvicorn does at the end of its grace: it logs what a cancelled request ends with."""
+    """As servers do at the end of their grace; some log what a cancelled request ends with."""
     caplog.set_level(logging.DEBUG)
     reached = asyncio.Event()
 
@@ -426,8 +426,9 @@ async def test_a_cancelled_request_keeps_quiet_about_the_error_that_it_was_cance
                     raise
 
     async with asking(config, ledger) as client:
-        client.running.service._answering["ask"] = Failing()
-        request = asyncio.ensure_future(client.ask("?"))
+        service = client.running.service
+        service._answering["ask"] = Failing()
+        request = asyncio.ensure_future(service.ask("ask", "?", Tenant("acme")))
         await reached.wait()
         request.cancel("by the server")
         with pytest.raises(asyncio.CancelledError, match="by the server") as ended:
@@ -435,6 +436,24 @@ async def test_a_cancelled_request_keeps_quiet_about_the_error_that_it_was_cance
     assert CANARY not in "".join(traceback.format_exception(ended.value)) + caplog.text
     (logged,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
     assert (logged["event"], logged["error"], logged["tickets"]) == ("failed", "CancelledError", 0)
+
+
+async def test_a_request_that_the_server_cancels_is_answered_as_json(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+
+    async def waits(*_: object) -> None:
+        reached.set()
+        await asyncio.sleep(3600)
+
+    async with asking(config, ledger) as client:
+        monkeypatch.setattr(client.running.service, "ask", waits)
+        request = asyncio.ensure_future(client.ask("?"))
+        await reached.wait()
+        request.cancel("by the server")
+        refused = await request
+    assert (refused.status_code, refused.json()["error"]) == (500, "fault")
 
 
 async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
