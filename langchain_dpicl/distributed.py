@@ -1058,29 +1058,34 @@ def _plain(options: Any) -> dict[str, Any]:
     if plain is None:
         advice = "Name files and models; each worker opens its own."
         raise fail("options", "a mapping of JSON values", type(options).__name__, advice)
-    for name, value in plain.items():
-        if _has_secret(name) or _has_secret(value, name):
-            advice = (
-                "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment. If "
-                "it is the name of a field, call the option otherwise, such as question_field."
-            )
-            where = f"options[{name!r}]" if name.isidentifier() else "options"
-            raise fail(where, "no password and no key", "what may be one (not shown)", advice)
+    if (place := _place_of_secret(plain)) is not None:
+        advice = (
+            "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment. If "
+            "it is the name of a field, call the option otherwise, such as question_field."
+        )
+        where = f"options[{'.'.join(place)!r}]" if place else "options"
+        raise fail(where, "no password and no key", "what may be one (not shown)", advice)
     return dict(plain)
 
 
-def _has_secret(value: Any, name: str = "") -> bool:
-    """Whether text has a password, or stands under a name that keys have, at any depth; `max_tokens=60` is none."""
+def _place_of_secret(value: Any, *names: str) -> tuple[str, ...] | None:
+    """Returns which names lead to text that has a password, or stands under a name that keys have; None: there is none.
+
+    `max_tokens=60` is no text. Of the names those are returned that hold no secret themselves.
+    """
     if isinstance(value, dict):
-        return any(_has_secret(key) or _has_secret(one, f"{name} {key}") for key, one in value.items())
+        found = (names if _SECRET.search(key) else _place_of_secret(one, *names, key) for key, one in value.items())
+        return next((place for place in found if place is not None), None)
     if isinstance(value, list):
-        return any(_has_secret(one, name) for one in value)
+        return next((place for one in value if (place := _place_of_secret(one, *names)) is not None), None)
     if not isinstance(value, str) or not value:
-        return False
-    last = name.rpartition(" ")[2]
+        return None
+    last = names[-1]
+    named = next((count for count, name in enumerate(names, 1) if _SECRET_NAME.search(name)), 0)
     is_key = _KEY.search(last) and not _FIELD_KEY.fullmatch(last.lower())
-    is_named = bool(_SECRET_NAME.search(name) or is_key)
-    return (is_named and not _PLACE.search(last)) or bool(_SECRET.search(value))
+    if not (_SECRET.search(value) or ((named or is_key) and not _PLACE.search(last))):
+        return None
+    return tuple(itertools.takewhile(str.isidentifier, names[: named or None]))
 
 
 def _import_ray(*, starts_its_own: bool) -> ModuleType:

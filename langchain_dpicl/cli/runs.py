@@ -370,9 +370,11 @@ def executor_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, 
     size = max(4096, len(settings.data.labels or ()) * settings.get("shots_per_label", 1))
     if ledger is not None:
         _memo(told["budget"]["ledger"], size, may_make=True)
+    # As text: fields of a grammar may be called as keys are, which options may not.
+    decoding = json.dumps(told.pop("decoding", None))
     workers = RayExecutor(
         "langchain_dpicl.cli.runs:make_workplace",
-        options={"settings": told, "memo_size": size},
+        options={"settings": told, "decoding": decoding, "memo_size": size},
         address=None if arguments.ray == _LOCAL else arguments.ray,
         num_workers=2 if arguments.workers is None else arguments.workers,
         num_gpus=arguments.gpus_per_worker or 0.0,
@@ -380,11 +382,12 @@ def executor_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, 
     return {"executor": workers}
 
 
-def make_workplace(*, settings: dict[str, Any], memo_size: int) -> Workplace:
+def make_workplace(*, settings: dict[str, Any], decoding: str, memo_size: int) -> Workplace:
     """Makes the worker's context from the settings that the driver sent it."""
     from langchain_dpicl.distributed import Workplace
 
-    told = settings_of(settings)
+    table = json.loads(decoding)
+    told = settings_of(settings if table is None else {**settings, "decoding": table})
     model = _writer(told, told.model)
     if told.method == "evolution":  # its workers see no record
         return Workplace(model)

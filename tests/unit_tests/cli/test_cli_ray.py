@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
     """What stands in for Ray, and every crew that was asked for."""
-    from langchain_dpicl.distributed import WorkerFactory
+    from langchain_dpicl.distributed import WorkerFactory, _plain
 
     made: list[Crew] = []
 
     def executor(name: str, *, options: dict[str, Any], address: Any, num_workers: int, num_gpus: float) -> Crew:
-        made.append(Crew(WorkerFactory(name, json.loads(json.dumps(options))), num_workers=num_workers))
+        made.append(Crew(WorkerFactory(name, _plain(options)), num_workers=num_workers))
         made[-1].address = address
         return made[-1]
 
@@ -51,7 +52,10 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
     return made
 
 
-def command(*more: str, out: str = "out.json", unnamed: bool = False) -> list[str]:
+OWN = ("--model", "tests.cli_ray_model:MODEL", "--set", "decoding.candidates=3")
+
+
+def command(*more: str, out: str = "out.json", unnamed: bool = False, model: Sequence[str] = OWN) -> list[str]:
     labels = ["--label-key", "queue", "--label", "card", "--label", "cash", "--public-size", "8"]
     sizes = [
         "--set",
@@ -65,7 +69,6 @@ def command(*more: str, out: str = "out.json", unnamed: bool = False) -> list[st
         "--delta",
         "1e-4",
     ]
-    model = ["--model", "tests.cli_ray_model:MODEL", "--set", "decoding.candidates=3"]
     named = [] if unnamed else ["--set", "data.dataset_id=tickets"]
     return ["generate", "records.jsonl", "--out", out, *labels, *sizes, *model, *named, *more]
 
@@ -97,6 +100,14 @@ class TestARunWithWorkers:
         assert options["settings"]["budget"]["ledger"] == str(folder / "anchored.db")
         assert options["settings"]["budget"]["anchor"] == str(folder / "anchor.json")
         assert RECORD not in json.dumps(options)
+
+    def test_may_write_fields_that_are_called_as_keys_are(self, folder: Path, crews: list[Crew]) -> None:
+        schema = '{type = "object", properties = {password = {enum = ["lost"]}}, required = ["password"]}'
+        (folder / "task.toml").write_text(f"decoding.grammar.json_schema = {schema}")
+        given = command("--ray", "--ledger", "ledger.db", "--set", "max_tokens=12", model=("--config", "task.toml"))
+        assert main(given) == 0
+        (one, *_) = json.loads((folder / "out.json").read_text())["examples"]
+        assert json.loads(one["text"]) == {"password": "lost"}
 
     def test_whose_worker_burnt_a_ticket_saves_the_rest(
         self, folder: Path, crews: list[Crew], capsys: Any, monkeypatch: pytest.MonkeyPatch

@@ -439,32 +439,31 @@ class TestWhatIsRefused:
         RayExecutor("app:place", options={"ledger": "postgresql://me@db/app"})
 
     @pytest.mark.parametrize(
-        "options",
+        ("place", "options"),
         [
-            {"password": WORD},
-            {"api_key": WORD},
-            {"client": [{"apiKey": WORD}]},
-            {"headers": {"Authorization": f"Bearer {WORD}"}},
-            {"hf_token": WORD},
-            {"openai_key": WORD},
-            {"question_key": "question"},
-            {"secret_url": f"https://hooks/{WORD}"},
-            {"OPENAI_KEY": WORD},
-            {"key": WORD},
-            {"openaiKey": WORD},
-            {"keys": [WORD]},
-            {"text": {"key": WORD}},
-            {"bearer": WORD},
-            {"client": {"x-key": [WORD]}},
-            {"tokens": {"hub": [WORD]}},
-            {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"},
-            {"ledger": f"postgresql://me:{WORD} and more@db/app"},
-            {f"postgresql://me:{WORD}@db/app": "ledger"},
+            ("password", {"password": WORD}),
+            ("api_key", {"api_key": WORD}),
+            ("client.apiKey", {"client": [{"apiKey": WORD}]}),
+            ("headers.Authorization", {"headers": {"Authorization": f"Bearer {WORD}"}}),
+            ("hf_token", {"hf_token": WORD}),
+            ("openai_key", {"openai_key": WORD}),
+            ("question_key", {"question_key": "question"}),
+            ("secret_url", {"secret_url": f"https://hooks/{WORD}"}),
+            ("OPENAI_KEY", {"OPENAI_KEY": WORD}),
+            ("key", {"key": WORD}),
+            ("openaiKey", {"openaiKey": WORD}),
+            ("keys", {"keys": [WORD]}),
+            ("text.key", {"text": {"key": WORD}}),
+            ("bearer", {"bearer": WORD}),
+            ("client", {"client": {"x-key": [WORD]}}),
+            ("tokens", {"tokens": {WORD: ["hub"]}}),
+            ("ledger", {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"}),
+            ("ledger", {"ledger": f"postgresql://me:{WORD} and more@db/app"}),
+            ("", {f"postgresql://me:{WORD}@db/app": "ledger"}),
         ],
     )
-    def test_keys_in_options_at_any_depth(self, ray: FakeRay, options: dict[str, Any]) -> None:
-        name = next(iter(options))
-        where = f"options['{name}']: " if name.isidentifier() else "options: "
+    def test_keys_in_options_at_any_depth(self, ray: FakeRay, place: str, options: dict[str, Any]) -> None:
+        where = f"options['{place}']: " if place else "options: "
         with pytest.raises(ConfigurationError, match="expected no password and no key") as refusal:
             RayExecutor("app:place", options=options)
         assert str(refusal.value).startswith(where)
