@@ -86,6 +86,7 @@ _WORDS = (
     "does not exist",
     "SSL",
 )
+_MAKING = "to make tables"
 _KEPT = 64
 """Texts of statements that a connection keeps."""
 _SHOWABLE = re.compile(r"[\w.,:/\[\]-]*")
@@ -260,6 +261,9 @@ class PostgresConnection:
         advice = "Check PGPASSWORD or ~/.pgpass." if words in _PASSWORD else "Try again later."
         if isinstance(error, errors.InsufficientPrivilege):
             advice = "Give this role its rights (docs/production.md, PostgreSQL)."
+            if wanted == _MAKING:
+                made = "`dpicl ledger create ADDRESS` those of ledgers, PostgresMemo.new(ADDRESS) those of a memo"
+                advice = f"Their owner makes them once: {made}. {advice}"
         elif isinstance(error, _FOLLOWS) and any(found in text for found in _STANDBY):
             advice = "This server only follows another: give the primary's address, or wait until it is promoted."
         elif isinstance(error, errors.UniqueViolation) and error.diag.table_name == _MEMO_NAMES["answers"]:
@@ -723,7 +727,7 @@ class _OnPostgres(Connected):
                 connection.patience = 2 * self._link.timeout  # the end may wait for a standby that is away
 
         try:
-            self._link.attempt("to make tables", make)
+            self._link.attempt(_MAKING, make)
         finally:
             connection.close()
 
@@ -1247,8 +1251,10 @@ DELETE FROM {answers} AS old USING (
         """
 
         def tables(connection: Connection) -> None:
-            _make_schema(connection, self._schema)
-            connection.execute(self._query(_MEMO_TABLES))
+            # Asked for first: `IF NOT EXISTS` needs the right to make them even where they are there.
+            if not self._has_tables(connection):
+                _make_schema(connection, self._schema)
+                connection.execute(self._query(_MEMO_TABLES))
 
         with memo_faults():
             self._make(tables)
@@ -1275,9 +1281,12 @@ DELETE FROM {answers} AS old USING (
             turn.begin([])
             return turn.commit(*((self._query(command), values) for command, values in commands))
 
-    def _check_tables(self, connection: psycopg.Connection[Any], where: str) -> None:
+    def _has_tables(self, connection: psycopg.Connection[Any]) -> bool:
         rows = connection.execute(_MEMO_IS_THERE, [self._schema, list(_MEMO_NAMES.values())]).fetchall()
-        if rows[0][0] != len(_MEMO_NAMES):
+        return bool(rows[0][0] == len(_MEMO_NAMES))
+
+    def _check_tables(self, connection: psycopg.Connection[Any], where: str) -> None:
+        if not self._has_tables(connection):
             advice = "Run PostgresMemo.new(address), or setup(), once, as their owner."
             raise LedgerError(f"{where}: expected the tables of a memo in schema {self._schema}, found none. {advice}")
 

@@ -59,10 +59,12 @@ class TestPostgresMemo(SharedMemoContract):
         as_role = {"conninfo": self.server.conninfo(user=role), "schema": self.schema}
         with pytest.raises(MemoError):
             PostgresMemo.open(**as_role)
+        with pytest.raises(MemoError, match=r"Their owner makes them once: .*PostgresMemo\.new\(ADDRESS\)"):
+            PostgresMemo.new(**{**as_role, "schema": self.server.fresh("schema")})
         self.server.execute(f"GRANT USAGE ON SCHEMA {self.schema} TO {role}")
         rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON"
         self.server.execute(f"{rights} {self.schema}.dpicl_memo_1, {self.schema}.dpicl_memo_turns_1 TO {role}")
-        with PostgresMemo.open(**as_role) as mine:
+        with PostgresMemo.new(**as_role) as mine:  # which finds its tables, and may make none
             assert mine.claim(KEY, "one")
             mine.remember(KEY, TOLD)
             mine.leave(KEY, "one")
