@@ -283,10 +283,11 @@ class _Counting(ReleaseRun[Count, ReleasedCounts]):
         yield Blocking(lambda: self._count(item, call))
 
     def _count(self, item: OneResult[tuple[Count, ...]], call: RunCall) -> None:
-        item.ticket = self.share.reserve(COUNT_TEMPLATE)
+        item.ticket = ticket = self.share.reserve(COUNT_TEMPLATE)
         call.events.tickets += 1
-        item.keep(release_counts(self._private, item.ticket, plan=self.plan.release))
-        item.ticket.commit()
+        with self._committing(ticket, lambda: item.done):
+            item.keep(release_counts(self._private, ticket, plan=self.plan.release))
+            ticket.commit()
         call.tick()
 
     def _examples(self, item: OneResult[tuple[Count, ...]]) -> tuple[Count, ...]:

@@ -843,15 +843,16 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         ticket = population.reservation
         if ticket is None:
             raise fail("ticket", "a reservation", None)
-        yield from release_once(
-            self._private,
-            ticket,
-            plan=self.plan.release,
-            rows=lambda units: self._nearest.ask(units, candidates),
-            render=_UnitTexts(self._private.text_key),
-            width=len(candidates),
-            keep=lambda released: self._keep(population, released, ticket),
-        )
+        with self._committing(ticket, lambda: population.rounds):
+            yield from release_once(
+                self._private,
+                ticket,
+                plan=self.plan.release,
+                rows=lambda units: self._nearest.ask(units, candidates),
+                render=_UnitTexts(self._private.text_key),
+                width=len(candidates),
+                keep=lambda released: self._keep(population, released, ticket),
+            )
 
     def _keep(self, population: Population, released: Release, ticket: Reservation) -> None:
         population.take(released, self.survival)

@@ -10,7 +10,17 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -551,6 +561,17 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             except BaseException:
                 self._unstored += tickets
                 raise
+
+    @contextmanager
+    def _committing(self, ticket: Reservation, num_kept: Callable[[], int]) -> Iterator[None]:
+        """Wraps one release and its commit: where a kept release ends in an error, the next call commits the ticket."""
+        before = num_kept()
+        try:
+            yield
+        except BaseException:
+            if num_kept() > before and ticket not in self._unstored:
+                self._unstored.append(ticket)
+            raise
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

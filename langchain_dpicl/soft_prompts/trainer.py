@@ -282,8 +282,7 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
         if not self._is_tried and (failure := (yield CheckRequest(self.engine, self.weights))):
             raise failure  # before the ticket burns
         self._is_tried = True
-        step = self.step
-        try:
+        with self._committing(ticket, lambda: self.step):
             yield from release_once(
                 self._private,
                 ticket,
@@ -293,10 +292,6 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
                 width=self.engine.width,
                 keep=lambda released: self._keep(released, ticket),
             )
-        except BaseException:
-            if self.step > step and ticket not in self._unstored:  # released; the next call commits it
-                self._unstored.append(ticket)
-            raise
         loss = None
         if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
             loss = yield Blocking(partial(public_loss, self.engine, self.weights, self._validation.examples))

@@ -207,7 +207,7 @@ class TestWhatIsPaid:
             frame = frame.tb_next
 
     def test_a_ledger_that_fails_at_the_commit_keeps_what_was_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = finder(films(), house())
+        made = finder(films(), budget := house())
 
         def out(self: Any, count: int = 1) -> None:
             raise LedgerError("out")
@@ -217,6 +217,7 @@ class TestWhatIsPaid:
             with pytest.raises(LedgerError):
                 made.run()
         assert made.run().values == ("christopher nolan", "greta gerwig")
+        assert not budget.dangling()
 
     def test_a_ticket_goes_back_where_another_generator_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Mine(SecureRandom):

@@ -18,6 +18,7 @@ from langchain_dpicl.evolution import PrivateEvolution, SurvivalRule
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
+    LedgerError,
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
@@ -198,6 +199,20 @@ def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: 
     made.run(progress=False)
     assert charged(budget) == 3
     assert made.is_finished
+
+
+def test_a_round_whose_commit_fails_is_kept_and_committed_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = evolution(budget=(budget := budget_of()))
+
+    def out(self: Any, count: int = 1) -> None:
+        raise LedgerError("out")
+
+    with monkeypatch.context() as patched, pytest.raises(LedgerError):
+        patched.setattr("langchain_dpicl.privacy.ledger.shares.Reservation.commit", out)
+        made.run(progress=False)
+    made.run(progress=False)
+    assert charged(budget) == made.plan.rounds
+    assert not budget.budget.dangling()
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
