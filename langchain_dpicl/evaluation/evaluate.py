@@ -41,6 +41,7 @@ from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.base import write_whole
+from langchain_dpicl.reports.claims import with_content_digest
 from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
 from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall
@@ -59,8 +60,8 @@ class Saved(ABC):
         """Returns what was released, as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report, which `verify_report` takes, with what was released."""
-        return {**self.report, "released": self._released()}
+        """Returns the report, which `verify_report` takes, with what was released and a digest of all of it."""
+        return with_content_digest({**self.report, "released": self._released()})
 
     def to_json(self) -> str:
         """Returns the JSON text of `to_dict`."""

@@ -448,8 +448,8 @@ def verify_report(report: Reported) -> VerifiedReport:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
         1/(10 * public_size) of every data set, and every component shows a plan that makes its tickets, or no numbers
         at all; how far that goes, and for a `LabelledPool` or a `SoftPrompt`, `reports/verify*.py` say.
-      - Of the text of a saved release it means also that its content (texts, labels, counts; the digest of a prompt's
-        numbers) is what its content digest names.
+      - Of the text of a saved release or evaluation it means also that its content (texts, labels, counts, figures; the
+        digest of a prompt's numbers) is what its content digest names.
       - What is priced is what is claimed: where two reports could be read in what is given, it is refused.
       - It does not mean that the report is genuine. Digests are no signatures: they catch accidents, a forger can
         rewrite a whole file. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
@@ -474,7 +474,8 @@ def verify_report(report: Reported) -> VerifiedReport:
         verified = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
-    problems = [*verified.problems, *(() if data is holder else content_problems(holder))]
+    is_whole = data is not holder or "released" in data  # results of evaluations stand inside their report
+    problems = [*verified.problems, *(content_problems(holder) if is_whole else ())]
     for kind, keys, compared in _RELEASED:
         if keys <= set(holder):
             problems += problems_in(compared(holder, component), kind)

@@ -45,6 +45,7 @@ from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, Outco
 from langchain_dpicl.privacy.extensions.value_counts import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonUnits
+from tests.sealed_files import assert_found
 
 TEMPLATE = PromptTemplate.from_template("{text}\nQueue:")
 FAR = 25
@@ -83,6 +84,15 @@ def budget():
     return Budget(epsilon=20.0, delta=1e-5)
 
 
+def assert_verified_unless_edited(found, edit):
+    told = found.to_dict()
+    assert verify_report(found.report).ok
+    assert verify_report(told).ok
+    edit(told["released"])
+    assert_found(verify_report(told), "content_digest")
+    assert_found(verify_report({**found.report, "released": told["released"]}), "content_digest")
+
+
 def test_counts_and_figures_are_those_of_the_chain():
     found = dp_evaluate(TEMPLATE | reader(), examples(), evaluators=Exact(), budget=budget(), epsilon=2.0)
     truth = {("card", "card"): 600, ("transfer", "transfer"): 200}
@@ -92,7 +102,7 @@ def test_counts_and_figures_are_those_of_the_chain():
     assert found.accuracy.low > 0.9
     assert found.recall("transfer").low > 0.8
     assert "epsilon 2" in str(found)
-    assert verify_report(found.report).ok
+    assert_verified_unless_edited(found, lambda released: released["exact"].update(mean=[0.97, 0.95, 0.99]))
 
 
 @pytest.mark.parametrize("labels", [4, 10])
