@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,6 +86,7 @@ METHOD = (
 )
 _Priced: TypeAlias = tuple[float, float | None]  # delta, and the sum of all prices there
 NO_BOUND = "no finite bound at this delta"
+_WHY_NO_BOUND = re.compile(rf"{NO_BOUND}|not computed within [0-9.e+-]+ s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,9 @@ def _sum_of_deltas(shares: Sequence[ShareTerms]) -> Fraction:
 
 def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjacency) -> Iterator[str]:
     """Recomputes the bounds that a report states over deltas; too low is wrong, too high is not."""
+    for row in table["rows"]:
+        if row["note"] != "" and (row["epsilon"] is not None or not _WHY_NO_BOUND.fullmatch(row["note"])):
+            yield f"epsilons: another note at delta {row['delta']!r} than why there is no bound"
     stated = [(check_delta(row["delta"]), row["epsilon"]) for row in table["rows"]]
     bounds = [(delta, check_real("epsilon", value, low=0.0)) for delta, value in stated if value is not None]
     if not bounds:

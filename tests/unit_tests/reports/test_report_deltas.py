@@ -260,7 +260,18 @@ def too_many_rows(data: dict[str, Any]) -> None:
     data["epsilons"]["rows"] = [{"delta": 1e-9 * k, "epsilon": 1e6, "note": ""} for k in range(1, 1000)]
 
 
-@pytest.mark.parametrize("edit", [lower_bound, other_method, smaller_delta, no_rows, bound_as_text, too_many_rows])
+def bound_as_note(data: dict[str, Any]) -> None:
+    data["epsilons"]["rows"][0].update(epsilon=None, note="0.31")
+
+
+def number_as_note(data: dict[str, Any]) -> None:
+    data["epsilons"]["rows"][0].update(epsilon=None, note=0)
+
+
+EDITS = [lower_bound, other_method, smaller_delta, no_rows, bound_as_text, bound_as_note, number_as_note, too_many_rows]
+
+
+@pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_table_is_found_behind_a_fitting_digest(
     edit: Callable[[dict[str, Any]], None], with_table: PrivacyReport
 ) -> None:
@@ -274,8 +285,9 @@ def test_an_edited_table_is_found_behind_a_fitting_digest(
 def test_a_bound_that_is_too_high_or_left_out_is_no_fault(with_table: PrivacyReport) -> None:
     data = json.loads(with_table.to_json())
     data["epsilons"]["rows"][0]["epsilon"] *= 2
-    data["epsilons"]["rows"][1]["epsilon"] = None
-    assert verify_report(with_digest(data)).problems == ()
+    for note in ("", NO_BOUND, "not computed within 0.5 s"):
+        data["epsilons"]["rows"][1].update(epsilon=None, note=note)
+        assert verify_report(with_digest(data)).problems == ()
 
 
 def test_shares_that_were_not_sealed_cannot_be_left_out_by_saying_so(with_table: PrivacyReport) -> None:
