@@ -606,6 +606,8 @@ def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]
     for item, declared in zip(data["datasets"], datasets.values(), strict=True):
         if declared.to_dict() != item:
             yield f"datasets: {declared.dataset_id!r} is not described by its own declaration"
+        if item.get("stream", {}).get("block") != data.get("stream", {}).get("block"):
+            yield f"datasets: {declared.dataset_id!r} has other blocks than the ledger"
         if data["limits"]["delta"] > declared.most_delta:
             yield f"limits: delta is above {declared.delta_rule} of {declared.dataset_id!r}"
 

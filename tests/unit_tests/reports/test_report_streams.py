@@ -14,6 +14,7 @@ from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent
 from langchain_dpicl.privacy.extensions.stream_ledger import StreamTerms
 from langchain_dpicl.privacy.ledger.tickets import ShareTerms, Ticket
+from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.claims import heaviest, report_digest, stream_claims, sum_over_shares
 
@@ -98,6 +99,9 @@ def stays(data: dict[str, Any]) -> Any:
     return data["stream"]["longer_stays"]
 
 
+DECLARED = PrivateExamples([{"text": "a", "user": "b"}], unit_key="user", public_size=400).declaration
+HOURS = {"time_key": "at", "block": "PT1H", "grace": 0, "sizes": {"7": 400}}
+
 EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "promise": lambda data: data["stream"].update(promise="no person is ever harmed"),
     "a lower stay": lambda data: stays(data)[1].update(epsilon=0.5),
@@ -112,6 +116,8 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "promised": lambda data: data["promised"].update(epsilon=1.0),
     "life": lambda data: data.pop("stream"),
     "more": lambda data: data["stream"].update(note="x"),
+    "data of other blocks": lambda data: data["datasets"].append({**DECLARED, "stream": HOURS}),
+    "data without a time": lambda data: data["datasets"].append(DECLARED),
 }
 
 
