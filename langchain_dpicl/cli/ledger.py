@@ -480,7 +480,7 @@ def remaining_text(budget: Budget) -> Iterator[str]:
     for component, tickets in use.tickets.items():
         yield f"    of {component}: {tickets.left:,} tickets"
     for component, amount in use.pools.items():
-        yield f"    of {component}: {amount:.6g} of its pool"
+        yield f"    of {component}: {format_rounded_down(amount)} of its pool"
 
 
 def _operator_text(open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:

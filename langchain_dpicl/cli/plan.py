@@ -216,7 +216,7 @@ def _word_lines(plan: DocumentsPlan, size: int) -> list[str]:
         return ["words    none leave; topics.words=8 releases those that many units of a topic write"]
     pairs = ", and pairs of those that are neighbours" if plan.pairs else ""
     noise = f"noise {words.scale:.2f}, threshold {words.mechanism.threshold:.1f}"
-    alone = f"which words of one unit reach with a chance of {words.failure:.1g}"
+    alone = f"which words of one unit reach with a chance of {format_rounded_up(words.failure, 2)}"
     lines = [
         f"words    {words.rule.max_words} of each unit, by topic{pairs}; {noise}, {alone}",
         f"         a word of {needed} units of a topic with a chance of 95 %",
@@ -229,10 +229,10 @@ def _word_lines(plan: DocumentsPlan, size: int) -> list[str]:
 def _text_lines(plan: DocumentsPlan) -> list[str]:
     if plan.generation is None:
         return ["texts    none leave: the words of a topic are its document, and no model is asked"]
-    shown, noise = plan.generation.to_dict(), plan.generation.noise_multiplier
+    shown = plan.generation.to_dict()
     rows = f"{shown['num_slots']} rows per token"
     each = f"{plan.documents_per_topic} of each topic"
-    return [f"texts    {each}; {shown['mechanism']}, noise multiplier {noise:.3f}, {rows}"]
+    return [f"texts    {each}; {shown['mechanism']}, noise multiplier {_noise_text(shown)}, {rows}"]
 
 
 Sizes = dict[str | None, int]
@@ -425,7 +425,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "batch": (">9", "{expected_batch_size:,}"),
     "steps": (">9", "{steps:,}"),
     "noise": (">9", "{noise}"),
-    "multiplier": (">12", "{noise_multiplier:.4f}"),
+    "multiplier": (">12", "{multiplier}"),
     "on the average": (">17", "{noise_scale:.3g}"),
     "in clips": (">11", "{noise_to_clip:.3g}"),
     "row right": (">11", "{row_right:.1%}"),
@@ -455,6 +455,7 @@ def _in_texts(option: Output) -> Output:
         **option,
         "fill": f"{option['overfill']:g}" if is_filled else "-",
         "noise": _noise_text(option, 3),
+        "multiplier": _noise_text(option),
         "local_tokens": option.get("prefilled_tokens", 0) + option.get("decoded_tokens", 0),
         "in_money": f"{option['money']:,.2f}" if option.get("money") else "-",
         "reading": " calibrated" if option.get("calibrated") else "",
@@ -587,7 +588,7 @@ def _words_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
         return []
     release, whose = plan["words"], "" if plan["labels"][0]["label"] is None else " of a label"
     noise = f"noise {release['scale']:.2f}, threshold {release['mechanism']['threshold']:.1f}"
-    alone = f"which words of one unit reach with a chance of {release['failure']:.1g}"
+    alone = f"which words of one unit reach with a chance of {format_rounded_up(release['failure'], 2)}"
     lines = [
         f"words    before the texts, {release['rule']['max_values']} of each unit; {noise}, {alone}",
         f"         a word of {out['words_from']} units{whose} with a chance of 95 %; names too: read them",

@@ -130,17 +130,18 @@ def test_a_plan_of_texts_says_what_measures_its_guess_and_takes_no_number_of_lab
 
 
 def test_plan_with_words_before_the_texts_shows_their_price_and_the_cliff(capsys: pytest.CaptureFixture[str]) -> None:
-    terms = ["--epsilon", "4", "--delta", "1e-6", "--public-size", "a=2000", "--public-size", "b=90"]
+    terms = ["--epsilon", "4", "--delta", "5e-7", "--public-size", "a=2000", "--public-size", "b=90"]
     arguments = ["plan", *terms, "--max-tokens", "5", "--set", "decoding.released_words=true"]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     for words in (
         "words    before the texts, 32 of each unit",
-        "a word of 95 units of a label",
+        "reach with a chance of 2.5e-07\n",
+        "a word of 99 units of a label",
         "names too: read them",
     ):
         assert words in shown
-    assert "50%      95 units  multiplier" in shown
+    assert "50%      99 units  multiplier" in shown
     assert "the smallest one declares 90 units: too few for a word" in shown
     for spelling in ("True", "'words.json'", "1", "['velda']"):  # a plan without words, of texts that could hold some
         assert main([*arguments[:-1], f"decoding.released_words={spelling}"]) == 2

@@ -157,8 +157,9 @@ def test_a_plan_shows_what_each_part_brings_and_costs(capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     for part in (
         "alone: topics 0.676, words 0.676, texts",
+        "reach with a chance of 2.5e-07\n",
         "a word of 125 units of a topic",
-        "texts    2 of each topic",
+        "texts    2 of each topic; gumbel, noise multiplier 1.7690,",
     ):
         assert part in said
     assert "spread evenly" not in said

@@ -92,6 +92,14 @@ def test_show_lists_every_open_reservation_however_many_pages_they_fill(
     assert [each["component"] for each in json.loads(dpicl.out)["dangling"]] == ["few-shot", "young"]
 
 
+def test_what_is_left_of_a_pool_is_never_printed_above_it() -> None:
+    pool = (budget := Budget(epsilon=4.0, delta=1e-6)).gdp_pool("young", epsilon=0.3)
+    pool.reserve(mu=pool.mu / 4)
+    printed = re.search(r"of young: (\S+) of its pool", "".join(ledger.remaining_text(budget)))
+    assert printed
+    assert float(printed[1]) <= budget.use().pools["young"]
+
+
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
