@@ -147,7 +147,7 @@ class LabellingPlan(RowsPlan):
           chance: wanted probability.
           source: says how alike rows are; None: the usual guess.
           calibrated: whether rows are divided by those on content-free inputs.
-          labels: labels that an answer can have; None: all candidates but the constants.
+          labels: labels that an answer can have; None: all candidates but the constants, "other" of text votes too.
         """
         check_real("chance", chance, low=0.0, high=1.0, low_open=True)
         names = labels or self.width - len(self.release.constants)
