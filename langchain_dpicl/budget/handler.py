@@ -652,6 +652,8 @@ async def arecord_event(
                 data, stop = await run_to_completion(data)
             # A task of its own, as a cancelled one would take those of the observers with it before they begin.
             telling = asyncio.ensure_future(run.on_custom_event(name, _values(data), run_id=run.parent_run_id))
+            # What was being sent when its loop was closed never ends.
+            _TELLING.difference_update([one for one in list(_TELLING) if one.get_loop().is_closed()])
             _TELLING.add(telling)
             telling.add_done_callback(_told)
             await asyncio.wait({telling})

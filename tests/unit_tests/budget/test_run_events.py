@@ -506,6 +506,28 @@ async def test_a_task_that_is_cancelled_while_it_tells_is_cancelled() -> None:
         await task
 
 
+def test_an_event_that_was_cut_off_with_its_loop_is_kept_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cut_off() -> None:
+        begun = asyncio.Event()
+
+        class Hangs(AsyncCallbackHandler):
+            async def on_custom_event(self, *args: Any, **kwargs: Any) -> None:
+                begun.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(arun(lambda: arecord_event(CHARGED, {}), Hangs()))
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait({task})
+
+    monkeypatch.setattr(run_events, "_TELLING", set())
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(cut_off())
+        loop.close()
+    assert len(run_events._TELLING) == 1
+
+
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
