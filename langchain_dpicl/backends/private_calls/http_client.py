@@ -722,7 +722,7 @@ def _find_clients() -> bool:
                 raise UnsilencableModelError(
                     f"expected a version of {name} whose requests can be limited in time, size and redirects, found "
                     f"{getattr(sys.modules[name], '__version__', 'another one')}; install one that this version of "
-                    "langchain-dpicl was tested with"
+                    "langchain-dpicl was tested with (of httpcore: httpcore>=1.0.3)"
                 ) from None
     return is_new
 

@@ -27,6 +27,7 @@ import requests
 
 from langchain_dpicl.backends.private_calls import http_client
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply, Request, RetryPolicy, SilentModel, silence
+from langchain_dpicl.exceptions import UnsilencableModelError
 from tests.hostile_provider import TARGET
 from tests.scripted_models import Written
 from tests.unit_tests.backends.private_calls.test_door import certificates
@@ -358,6 +359,15 @@ class TestWhatIsSaid:
 
 
 class TestGuards:
+    def test_a_client_without_the_methods_is_refused_with_what_to_install(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(http_client._hooks, "httpcore", raising=False)
+        monkeypatch.delattr(httpcore, "AsyncConnectionPool")
+        monkeypatch.setattr(httpcore, "__version__", "1.0.2")
+        with pytest.raises(UnsilencableModelError, match=r"found 1\.0\.2; install .*httpcore>=1\.0\.3"):
+            http_client.look_after_door()
+
     def test_are_set_on_the_clients_own_classes_also_below_a_cassette(self, tmp_path: Path) -> None:
         """In a process of its own, as the first call is made below the cassette."""
         pytest.importorskip("vcr")
