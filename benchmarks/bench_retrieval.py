@@ -1,8 +1,9 @@
 """Votes of retrieved documents beside votes of a random sample, at equal epsilon, over one stream of queries.
 
 Reads JSON lines (plain or gzipped) with `text`, `label_name` and `split` ("train" is private, "test" is asked once).
-Both answer with the embedded model and always name a label; a row of the retrieving voter shows one document, a slot of
-the sampling one four. The threshold is not tuned: every one that was tried is in the table.
+Both answer with the embedded model and always name a label, the retrieving voter by `abstain_below="never"`, not by
+default; its rows show one document, a slot of the sampling one four. The threshold is not tuned: every one that was
+tried is in the table.
 
     python benchmarks/bench_retrieval.py --data FILE.jsonl.gz
 """
