@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ MOST_PARTS = 16
 # Unicode's stream-safe text format (UAX #15) has no more than this; sorting longer runs takes quadratic time.
 _MOST_MARKS_IN_A_ROW = 30
 _ZERO_WIDTH_SPACE = "\u200b"
+_ASCII_WORDS = re.compile(r"[a-z0-9]+")
 
 # fmt: off
 STOP_WORDS = frozenset({
@@ -150,7 +152,7 @@ def _texts(name: str, values: Sequence[str]) -> list[str]:
 def _parts(text: str) -> Iterator[str]:
     """Yields the words of a text, and each other visible character by itself."""
     word: list[str] = []
-    for character in _fold_text(text):
+    for character in fold_text(text):
         if character.isalnum() or character == "_":
             word.append(character)
             continue
@@ -169,7 +171,7 @@ def _parts(text: str) -> Iterator[str]:
         yield "".join(word)
 
 
-def _fold_text(text: str) -> str:
+def fold_text(text: str) -> str:
     """Returns a text without differences of case, width and composition."""
     if text.isascii():
         return text.lower()
@@ -190,6 +192,13 @@ def _with_few_marks(text: str) -> str:
 
 def _is_word(part: str) -> bool:
     return any(character.isalnum() for character in part)
+
+
+def words_in(text: str) -> list[str]:
+    """Returns the runs of letters, digits and marks on them, in the form in which keywords are looked for."""
+    if text.isascii():
+        return _ASCII_WORDS.findall(text.lower())
+    return [word for part in _parts(text) for word in part.split("_") if _is_word(word)]
 
 
 Box = OpaqueValue[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from langchain_dpicl.backends.base import Rows, check_whole
 from langchain_dpicl.backends.embedded import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.answer_rows import fold_text, words_in
 from langchain_dpicl.backends.sync_async import Blocking, Call, Effect, EffectGenerator, Guarded, Walk, start_calls
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -667,7 +667,8 @@ def refuse_search(embeddings: Any) -> None:
 
 # For votes that must not leave the machine. They show shared words and rough topics only; a sentence encoder is better
 # (docs/private-evolution.md has the measurements).
-_WORDS = re.compile(r"[^\W_]+")
+_SIGNS = dict.fromkeys(map(ord, "\u2120\u2122\u2116"), " ")
+"""Signs that fold to letters: "Acme" with a trademark sign would be another word."""
 _COLUMNS = 1024
 _COLUMNS_ALONE = 4096
 """The same without topics: two words on one column make texts about one name near to questions about another."""
@@ -686,8 +687,8 @@ _COMMON_ALONE = 1e-3
 class LocalEmbeddings(Embeddings):
     """Embeddings in numpy: 1,024 hashed words, pieces and pairs of words, and the topic vector of the embedded model.
 
-    A text's vector depends on that text alone, is the same on every machine, and is kept nowhere. Each half has length
-    1, or 0 where the text has no word for it.
+    A text's vector depends on that text alone, is the same on every machine, and is kept nowhere. Case, width (NFKC)
+    and composition of its letters do not count. Each half has length 1, or 0 where the text has no word for it.
 
     Args:
       topics: True: texts on one topic are similar, also where they share few words. False: only words and their pieces
@@ -728,6 +729,7 @@ class LocalEmbeddings(Embeddings):
 
     @override
     def embed_query(self, text: str) -> list[float]:
+        text = fold_text(text.translate(_SIGNS))
         if self._topics:
             halves = [_unit(_hash_text(text, common=_COMMON, pair=_PAIR, columns=_COLUMNS)), _unit(_topic(text))]
             both: list[float] = np.concatenate(halves).tolist()
@@ -745,7 +747,7 @@ def _hash_text(text: str, *, common: float, pair: float, columns: int) -> Floats
     codes: list[int] = []
     weights: list[float] = []
     before = "^"
-    for word in _WORDS.findall(text.lower()):
+    for word in words_in(text):
         tokens = tables.encoding.encode_ordinary(f" {word}")
         rarity = common / (common + float(tables.unigram[tokens].min(initial=1.0)))
         edged, pieces = f"<{word}>", len(word)

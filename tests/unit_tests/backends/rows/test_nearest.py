@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -260,6 +261,25 @@ def test_local_embeddings_without_topics_tell_two_names_apart() -> None:
 
     assert nearest_to_question(LocalEmbeddings()) == 1  # the topic of a colour, in the question's wording
     assert nearest_to_question(LocalEmbeddings(topics=False)) == 0
+
+
+@pytest.mark.parametrize("topics", [True, False])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Überempfindliche Zähne, résumé", unicodedata.normalize("NFD", "Überempfindliche Zähne, résumé")),
+        ("ＡＴＭ Card", "ATM card"),
+        ("Acme\u2122 card \u21165", "acme card 5"),
+        ("Lost card \u2764\ufe0f \U0001f600", "lost_card!"),
+    ],
+)
+def test_forms_of_letters_do_not_count_in_local_embeddings(topics: bool, one: str, other: str) -> None:
+    assert LocalEmbeddings(topics=topics).embed_query(one) == LocalEmbeddings(topics=topics).embed_query(other)
+
+
+def test_vowel_signs_tell_words_apart_in_local_embeddings() -> None:
+    one, other = np.array(LocalEmbeddings(topics=False).embed_documents(["दिन दान दुनी", "दीन दाना दून"]))
+    assert one @ other < 0.5
 
 
 @pytest.mark.parametrize("topics", [True, False])
