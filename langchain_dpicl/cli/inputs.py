@@ -645,7 +645,6 @@ class Prices(Option):
       query_tokens: cap of a query with its instruction.
       answer_tokens: cap of an answer.
       calls_per_row: more than 1 where rows are calibrated or score each label; None: 1, or what a rehearsal says.
-      student_calls: public calls that compare student prompts (PATE).
       examples_per_unit: examples of one person at most (training).
     """
 
@@ -655,7 +654,6 @@ class Prices(Option):
     query_tokens: Count = 60
     answer_tokens: Count = 1
     calls_per_row: Count | None = None
-    student_calls: CountOrZero = 0
     examples_per_unit: Count = 1
 
 

@@ -38,6 +38,7 @@ from langchain_dpicl.options import (
     Noise,
     NoiseName,
     Rows,
+    Student,
     noise_of,
     noise_with,
 )
@@ -1097,12 +1098,12 @@ def _pate(settings: Settings, compares: bool) -> Output:
     is_usual = settings.answers.abstain_below in {None, "auto", "never"}
     own = proposal if is_usual and _given_noise(settings) is None else None
     signal = _signal(plan.expected(source, calibrated=reads, labels=labels), own)
-    students = {"student_calls": settings.cost.student_calls, "student_shots": labels}
-    cost = plan.cost(**_caps(settings, readings[reads]), **students)
+    cost = plan.cost(**_caps(settings, readings[reads]))
     needed = plan.right_rows_needed(guess.chance, source=source, calibrated=reads, labels=labels)
     out: Output = {
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
+        "student": _cost_of(_student_cost(plan, settings), settings),
         "signal": {"chance": guess.chance, "right_rows_needed": needed, **signal},
         **_verdict(signal, source, own, lambda found: _resampled(plan, found, reads)),
         "teachers": _teacher_prices(plan, settings, labels),
@@ -1117,7 +1118,7 @@ def _pate(settings: Settings, compares: bool) -> Output:
             {
                 **option.to_dict(),
                 "overfill": option.plan.design.overfill,
-                "money": _money(option.plan.cost(**_caps(settings, option.calls_per_row), **students), settings),
+                "money": _money(option.plan.cost(**_caps(settings, option.calls_per_row)), settings),
                 "settings": _pate_settings(settings, option, option.calibrated if len(readings) > 1 else None),
             }
             for option in options
@@ -1127,6 +1128,18 @@ def _pate(settings: Settings, compares: bool) -> Output:
 
 
 _WITH_LATER_INPUTS = "{max_queries:,} public inputs, {public_inputs:,} of them known"
+
+
+def _student_cost(plan: LabellingPlan, settings: Settings) -> Cost:
+    """Returns what `PromptPATEExampleSelector` pays at most to choose a student's prompt, beside the labels."""
+    from langchain_dpicl.pate.example_selector import num_held_back
+    from langchain_dpicl.planning.share_plan import Cost
+
+    usual = Student()
+    caps = _caps(settings, settings.cost.calls_per_row or 1)
+    calls = usual.num_candidates * num_held_back(usual, plan.max_queries) * caps["calls_per_row"]
+    alone, both = plan.cost(**caps), plan.cost(**caps, student_calls=calls, student_shots=usual.shots)
+    return Cost(*(new - old for new, old in zip(dataclasses.astuple(both), dataclasses.astuple(alone), strict=True)))
 
 
 def _num_inputs(settings: Settings, public_inputs: int) -> int:
@@ -1227,6 +1240,9 @@ def _pate_text(out: dict[str, Any]) -> str:
         *_signal_text(out, abstained=rejected, fewer="label fewer inputs"),
         _needed_text(signal),
         _vote_cost_text(out["cost"], unit="label"),
+        "student  PromptPATEExampleSelector makes up to {public_calls:,} public calls more, {tokens_in:,} tokens in, "
+        "{tokens_out:,} out, ".format(**out["student"])
+        + money_text(out["student"]["money"]),
         "",
         *_teachers_text(out["teachers"]),
     ]

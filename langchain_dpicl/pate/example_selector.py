@@ -403,8 +403,7 @@ def choose_student(
     Source: Duan et al. (2023), Flocks of Stochastic Parrots: the student's prompt.
     """
     labels = _labels(entries, task.labels)
-    most = min(student.num_validation, len(labels) // 2, max(1, len(labels) - student.shots))
-    held_back = _hold_out(labels, most, student.seed)
+    held_back = _hold_out(labels, num_held_back(student, len(labels)), student.seed)
     # Held-back entries are chosen before any candidate, so they are a fair test for all of them.
     free = {place: label for place, label in labels.items() if place not in held_back}
     drawn = (_draw(free, student.shots, f"{student.seed}/{number}") for number in range(student.num_candidates))
@@ -417,6 +416,11 @@ def choose_student(
         candidates.append(Candidate(places, *_score(rows, wanted, scorer.width)))
         tick()
     return StudentChoice(_best(candidates).places, held_back, tuple(candidates))
+
+
+def num_held_back(student: Student, labelled: int) -> int:
+    """Returns how many of so many labelled inputs every candidate is tried on."""
+    return min(student.num_validation, labelled // 2, max(1, labelled - student.shots))
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:

@@ -161,7 +161,7 @@ def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str
 
 
 def test_the_comparison_has_the_calls_and_money_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["guess.labels=2", "rows.units=30", "noise=gaussian", "cost.price_in=500.0", "cost.student_calls=1000"]
+    asked = ["guess.labels=2", "rows.units=30", "noise=gaussian", "cost.price_in=500.0"]
     told = [part for item in asked for part in ("--set", item)]
     out = shown(capsys, *told, "--set", "answers.abstain_below=never", "--max-queries", "40")
     same = [one for one in out["options"] if (one["teachers"], one["mechanism"]) == ("fresh", "gaussian")]
@@ -209,17 +209,23 @@ def test_calls_tokens_and_money_are_those_of_teachers_and_students(capsys: pytes
         "cost.price_in=2.0",
         "--set",
         "cost.price_out=10.0",
-        "--set",
-        "cost.student_calls=100",
         "--max-queries",
         "40",
     ]
-    cost = shown(capsys, "--set", "guess.labels=2", *tokens, *prices, *ROWS)["cost"]
-    assert (cost["private_calls"], cost["public_calls"]) == (40 * 30 * 3, 40 * 3 + 100)
-    assert cost["tokens_in"] == 3600 * 70 + 120 * 20 + 100 * (2 * 50 + 20)
-    assert cost["tokens_out"] == 2 * (3600 + 220)
-    assert cost["money"] == pytest.approx((cost["tokens_in"] * 2 + cost["tokens_out"] * 10) / 1e6)
-    assert cost["calls_per_query"] == pytest.approx((3600 + 220) / 40)
+    told = ("--set", "guess.labels=2", *tokens, *prices, *ROWS)
+    out = shown(capsys, *told)
+    cost, student = out["cost"], out["student"]
+    assert (cost["private_calls"], cost["public_calls"]) == (40 * 30 * 3, 40 * 3)
+    assert cost["tokens_in"] == 3600 * 70 + 120 * 20
+    assert cost["calls_per_query"] == pytest.approx((3600 + 120) / 40)
+    # 20 prompts of 4 shots, each tried on half of the inputs.
+    assert (student["private_calls"], student["public_calls"]) == (0, 20 * 20 * 3)
+    assert student["tokens_in"] == 1200 * (4 * 50 + 20)
+    for each in (cost, student):
+        assert each["tokens_out"] == 2 * (each["private_calls"] + each["public_calls"])
+        assert each["money"] == pytest.approx((each["tokens_in"] * 2 + each["tokens_out"] * 10) / 1e6)
+    assert run(*told) == 0
+    assert "PromptPATEExampleSelector makes up to 1,200 public calls more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -297,7 +303,7 @@ def test_the_command_of_the_page_runs_and_its_advice_is_a_settings_file(
         (["guess.labels=1"], "guess.labels: expected the number of labels, at least 2, found 1"),
         (["guess.public_inputs=0"], "guess.public_inputs: expected a number greater than or equal to 1"),
         (["guess.labels=2", "max_queries=0"], "max_queries: expected an integer >= 1"),
-        (["cost.student_calls=-1"], "cost.student_calls: expected a number greater than or equal to 0"),
+        (["cost.record_tokens=0"], "cost.record_tokens: expected a number greater than or equal to 1"),
         (["guess.chance=1.5"], "guess.chance: expected a number less than or equal to 1"),
         (["guess.noise=0"], "guess.noise: expected a number greater than 0"),
         (["answers.abstain_below=nan"], "LabelAnswers.abstain_below: expected"),

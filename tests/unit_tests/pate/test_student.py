@@ -15,7 +15,7 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import run_async, run_sync
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.options import Student
-from langchain_dpicl.pate.example_selector import Candidate, StudentChoice, choose_student
+from langchain_dpicl.pate.example_selector import Candidate, StudentChoice, choose_student, num_held_back
 from langchain_dpicl.released.labelled_pool import PoolEntry
 from langchain_dpicl.serving import EmbeddedLLM
 from langchain_dpicl.tasks import FewShotTemplate, VotingTask
@@ -100,6 +100,7 @@ class TestCandidates:
         choice = choose(entries, **numbers)
         held_back, total = set(choice.held_back), len(entries)
         assert 1 <= len(held_back) <= min(numbers["num_validation"], total // 2)
+        assert len(held_back) == num_held_back(Student(**numbers), total)  # what a plan counts
         assert 1 <= len(choice.candidates) <= numbers["num_candidates"]
         for candidate in choice.candidates:
             assert held_back.isdisjoint(candidate.places)
