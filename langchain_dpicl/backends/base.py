@@ -106,7 +106,7 @@ class NextTokenBackend(Protocol):
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Returns up to `top_k` (token, probability) pairs after a PUBLIC prompt, likeliest first.
 
-        Tokens that do not complete a UTF-8 character are left out.
+        An engine whose prefix is sent as text leaves out tokens that are parts of a UTF-8 character.
 
         Args:
           prompt: public.

@@ -73,7 +73,6 @@ class ModelTables:
     Attributes:
       encoding: the byte-pair vocabulary.
       token_bytes: the bytes of each token.
-      readable: bool[V], whether those bytes are complete UTF-8.
       unigram: float64[V], sums to 1.
       words: the number of each word that has a topic; `len(words)` stands for all others.
       contributions: float32[words + 1, k] of integers, direction times weight: what a word adds to a topic.
@@ -121,7 +120,6 @@ class ModelTables:
         opens = np.array([token.startswith(b" ") for token in self.token_bytes])
         topical = self.unigram * np.append(weights, np.float32(0))[self.token_words] * opens
         self.topical: Floats = topical / max(topical.sum(), np.finfo(np.float64).tiny)
-        self.readable = np.array([_is_text(token) for token in self.token_bytes])
         import tiktoken  # with the tables, which are read on first use
 
         self.encoding = tiktoken.Encoding(
@@ -186,15 +184,6 @@ def unit_rows(rows: Floats) -> Floats:
     """Scales each row to length 1; a zero row stays zero. The bits of a row depend on that row alone."""
     length = np.sqrt((rows * rows).sum(axis=1))
     return np.asarray(rows / np.where(length > 0, length, 1.0)[:, None])
-
-
-def _is_text(token: bytes) -> bool:
-    """Whether bytes are complete UTF-8."""
-    try:
-        token.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 @cache
@@ -779,14 +768,14 @@ class EmbeddedModel(AwaitedInThreads):
         return session
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only."""
+        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first."""
         last = self._last_public
         if last is None or last[0] != prompt:
             # A text asks about one prompt token by token; what is read of it is the same each time.
             last = self._last_public = prompt, InductionBatch(self._tables, [prompt], self._induction)
         session = EmbeddedSession(last[1])
         session._extend(prefix)  # noqa: SLF001  of this module
-        row = np.where(self._tables.readable, session.score(self.vocabulary())[0], 0.0)
+        row = session.score(self.vocabulary())[0]
         session.close()
         best = np.argsort(-row, kind="stable")[: max(top_k, 0)]
         return [(int(token), float(row[token])) for token in best if row[token] > 0]

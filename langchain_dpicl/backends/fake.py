@@ -97,9 +97,7 @@ class FakeBackend:
         if self.calls["public"] == self._fail_public_call:
             raise ModelCallError(f"public call {self._fail_public_call} failed, as scripted; call again")
         by_token = self._probabilities(prompt, _prefix(prefix))
-        pairs: list[tuple[Token, float]] = [
-            (token, by_token[token]) for token in _rank_tokens(by_token) if _is_text(token)
-        ]
+        pairs: list[tuple[Token, float]] = [(token, by_token[token]) for token in _rank_tokens(by_token)]
         return pairs[:top_k]
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
@@ -273,11 +271,3 @@ def _prefix(tokens: Sequence[Token]) -> tuple[bytes, ...]:
 
 def _rank_tokens(by_token: Probabilities) -> list[bytes]:
     return sorted(by_token, key=lambda token: (-by_token[token], token))
-
-
-def _is_text(token: bytes) -> bool:
-    try:
-        token.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import sys
 from collections import Counter
@@ -27,7 +28,7 @@ from langchain_dpicl.backends.sync_async import (
     concurrency_limit,
 )
 from langchain_dpicl.exceptions import CapabilityError
-from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher, encoder_of
+from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher, encoder_of, token_bytes_of
 from langchain_dpicl.generation.plan import Segment, segments_of
 from langchain_dpicl.options import Decoding, GenerationTask, LogitNoise, Noise, OpenLabel
 from langchain_dpicl.privacy._validate import fail, plain_or_type
@@ -441,6 +442,8 @@ class DecodingSpec:
             others = others.likeliest(self.public_top_k, margin=self.margin)
         if words is not None:
             others = self._with_words(domain, others, words)
+        if matcher is None and self.public_top_k is not None:
+            others = others.only(self._keeps_characters(others.keys, prefix))
         end = domain.only(may & ends)
         # An empty text is useless; what is written is public, and so is the choice to leave EOS out behind it.
         if len(others) and not self.text(prefix):
@@ -449,6 +452,12 @@ class DecodingSpec:
             # EOS outside the top K is added with logit -inf, so that a text can always end.
             end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
         return others.joined(end)
+
+    def _keeps_characters(self, keys: Sequence[Token], prefix: Sequence[Token]) -> NDArray[np.bool_]:
+        """Returns bool[d]: tokens behind which released text is UTF-8 whose last character may lack bytes yet."""
+        written = b"".join(token_bytes_of(self.backend, token) for token in prefix)
+        begun = written[codecs.utf_8_decode(written, "replace", False)[1] :]
+        return np.array([_is_begun(begun + token_bytes_of(self.backend, token)) for token in keys], dtype=bool)
 
     def _with_words(self, domain: Domain, others: Domain, words: WordColumns) -> Domain:
         """Returns public candidates with those of released words; behind a whole word a letter of a longer one only."""
@@ -519,6 +528,15 @@ class DecodingSpec:
             **({} if self.grammar is None else {"grammar": self.grammar.grammar.to_dict()}),
             **({} if self.trees is None else {"released_words": True}),
         }
+
+
+def _is_begun(raw: bytes) -> bool:
+    """Whether bytes are UTF-8 but for a last character that is not complete."""
+    try:
+        codecs.utf_8_decode(raw, "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 Opener: TypeAlias = Callable[[PartialText, int, str, dict[str, str]], AbstractContextManager[ReleaseBlock]]

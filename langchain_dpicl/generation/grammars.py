@@ -144,7 +144,7 @@ class TokenSpelling:
 
     def bytes_of(self, backend: NextTokenBackend, token: Token) -> bytes:
         """Returns the bytes of a token; b"" for EOS, unknown tokens and tokens without text."""
-        return _text_of(backend, token) if self.columns is None else self.text_of.get(token, b"")
+        return token_bytes_of(backend, token) if self.columns is None else self.text_of.get(token, b"")
 
     def spelled(self, backend: NextTokenBackend, text: bytes, *, partly: bool = False) -> tuple[Token, ...] | None:
         """Returns a public spelling of a text, or None; with `partly`, of its longest prefix that has one."""
@@ -272,7 +272,7 @@ def _rank_bytes(allowed: NDArray[np.bool_]) -> list[int]:
 
 def _read_vocabulary(backend: NextTokenBackend) -> TokenSpelling:
     vocabulary = backend.vocabulary()
-    texts = [_usable(_text_of(backend, token)) for token in vocabulary]
+    texts = [_usable(token_bytes_of(backend, token)) for token in vocabulary]
     ends = [column for column, token in enumerate(vocabulary) if token == backend.eos]
     return _spelling(texts, ends, dict(zip(vocabulary, texts, strict=True)))
 
@@ -315,7 +315,8 @@ class _TokenizerVocabulary:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def _text_of(backend: NextTokenBackend, token: Token) -> bytes:
+def token_bytes_of(backend: NextTokenBackend, token: Token) -> bytes:
+    """Returns the bytes of a token; b"" for EOS, and where an engine does not say which part of a character one is."""
     if token == backend.eos:
         return b""
     if isinstance(token, bytes):

@@ -328,7 +328,7 @@ class HuggingFaceBackend(AwaitedInThreads):
         return LocalSession(self._engine, private, ids)
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only.
+        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first.
 
         Raises:
           ModelCallError: the prompt cannot be read, or is longer than `max_prompt_tokens`.
@@ -339,7 +339,7 @@ class HuggingFaceBackend(AwaitedInThreads):
         ids = [vocabulary.checked(token) for token in prefix]
         self.check_public(prompt)
         settled = self._public.settled(self._public_row(prompt, self.max_prompt_tokens), ids)
-        row = np.where(vocabulary.readable, probabilities(settled, vocabulary.candidates)[0], 0.0)
+        row = probabilities(settled, vocabulary.candidates)[0]
         best = np.argsort(-row, kind="stable")[: max(top_k, 0)]
         return [(vocabulary.keys[place], float(row[place])) for place in best if row[place] > 0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -63,12 +62,6 @@ class Vocabulary:
         self.is_candidate[self.candidates] = True
         self.filler = next(id_ for id_ in self.keys if id_ != self.eos)
 
-    @functools.cached_property
-    def readable(self) -> NDArray[np.bool_]:
-        """bool[candidates]: tokens of whole characters, and the end of the text."""
-        spelled = self._tokens.token_bytes
-        return np.array([id_ == self.eos or _is_text(spelled[id_]) for id_ in self.keys])
-
     def ids(self, columns: Ints) -> Ints:
         """Returns the ids at places of the vocabulary."""
         columns = np.asarray(columns)
@@ -119,13 +112,6 @@ def _ends(tokens: TokenizerMaps, facts: ModelInfo, requested: int | Sequence[int
     if not all(0 <= id_ < size for id_ in ends):
         raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(ends)}")
     return ends
-
-
-def _is_text(spelled: bytes) -> bool:
-    try:
-        return bool(spelled.decode())
-    except UnicodeDecodeError:
-        return False
 
 
 class LogitReader:

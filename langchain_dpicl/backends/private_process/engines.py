@@ -320,10 +320,13 @@ class _Spell(ProcessEngine):
 
 
 class _TokenBytes(ProcessEngine):
-    """Spells its tokens in bytes."""
+    """Spells its tokens in bytes; each is asked for once."""
 
     def token_bytes(self, token: Token) -> bytes:
-        return bytes(self._now("token_bytes", token))
+        known: dict[Token, bytes] = self._facts.setdefault("token_bytes", {})
+        if token not in known:
+            known[token] = bytes(self._now("token_bytes", token))
+        return known[token]
 
 
 class _CheckPublic(ProcessEngine):

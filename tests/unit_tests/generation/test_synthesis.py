@@ -496,6 +496,21 @@ def test_components_declared_in_a_plan_cost_less_together_and_run_after_it() -> 
     assert 10.0 - budget.remaining_epsilon < 3.7
 
 
+@pytest.mark.parametrize("kind", [FakeBackend, FullFake])
+def test_characters_of_several_tokens_are_written_whole(kind: type[FakeBackend]) -> None:
+    """Noise chooses among tokens that begin a character, and inside one among those that go on with it."""
+    begins, ends = "返".encode()[:2], "返".encode()[2:]
+
+    def answers(_: str, prefix: tuple[bytes, ...]) -> dict[bytes, float]:
+        if prefix[-1:] == (begins,):
+            return {b"b": 0.6, b"\xe8": 0.3, ends: 0.1}
+        return {ends: 0.6, begins: 0.3, b"b": 0.1}
+
+    llm = kind(answers, vocabulary=[ends, b"\xe8", b"b", begins])
+    text = synthesizer(private_examples(), llm=llm, max_tokens=6).run().examples[0]["text"]
+    assert text == "返返返"
+
+
 def test_the_same_component_name_and_plan_is_the_same_share() -> None:
     private, budget = private_examples(), handler()
     first = synthesizer(private, budget=budget, component="letters")

@@ -54,13 +54,6 @@ class TestTokens:
         rows = backend.open([*HOSTILE], []).score(backend.vocabulary())
         assert rows.sum(axis=1) == pytest.approx(np.ones(len(HOSTILE)), abs=1e-9)
 
-    def test_tokens_that_are_no_whole_character_are_not_offered(self, backend):
-        offered = dict(backend.top_tokens("Text:", [], top_k=10**6))
-        halves = [id_ for id_ in backend.vocabulary() if "\ufffd" in backend.decode([id_])]
-        assert len(halves) > 50
-        assert not set(halves) & set(offered)
-        assert backend.eos in offered
-
     def test_decoding_what_is_no_token_is_refused(self, backend):
         with pytest.raises(ConfigurationError, match="vocabulary"):
             backend.decode(["red"])
