@@ -18,7 +18,7 @@ from langchain_dpicl.backends.base import NextTokenBackend, Token, cut_at_stop, 
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options import Decoding, FewShotTask, LabelAnswers, Votes
-from langchain_dpicl.privacy._validate import fail, is_written, plain_or_type
+from langchain_dpicl.privacy._validate import check_written, fail, plain_or_type
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import Record, Render, SlotRenderers
 
@@ -60,8 +60,11 @@ class FewShotTemplate:
     def __post_init__(self) -> None:
         if not isinstance(self.separator, str):
             raise fail("example_separator", "text", type(self.separator).__name__)
+        check_written("example_separator", self.separator)
         for name in ("example_prompt", "prefix", "suffix"):
-            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", Template.of(name, getattr(self, name)))
+            parsed = Template.of(name, getattr(self, name))
+            check_written(name, parsed.text)
+            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", parsed)
         object.__setattr__(self, "_variables", tuple(dict.fromkeys((*self._prefix.names, *self._suffix.names))))
         used = self._example.names
         if not used or (unknown := sorted(set(used) - set(self.fields))):
@@ -162,7 +165,7 @@ class FewShotTemplate:
 def public_text(name: str, value: Any) -> str:
     """Returns the text of a public value: text, a number, a LangChain text object, or a list of these."""
     if isinstance(value, str):
-        return value
+        return check_written(name, value)
     expected = "text, a message, a prompt value, a document, or a list of these"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if isinstance(value, float) and np.isnan(value):  # a table's mark of a text that is missing
@@ -177,7 +180,7 @@ def public_text(name: str, value: Any) -> str:
     text = _content(value)
     if text is None:
         raise fail(name, expected, type(value).__name__)
-    return text
+    return check_written(name, text)
 
 
 _READ = frozenset(
@@ -247,7 +250,9 @@ class GenerationTemplate:
     def __post_init__(self) -> None:
         if not isinstance(self.instruction, str):
             raise fail("instruction", "text", type(self.instruction).__name__)
+        check_written("instruction", self.instruction)
         parsed = Template.of("record_prompt", self.template)
+        check_written("record_prompt", parsed.text)
         object.__setattr__(self, "_record", parsed)
         names = [name for _, name in parsed.pieces]
         if self.text_key not in names or names.index(self.text_key) != len(names) - 1:
@@ -315,9 +320,7 @@ def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool 
         raise fail(name, expected, values)
     if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
         raise fail(name, expected, type(values).__name__)  # a column of records, given by mistake, repeats
-    if not all(map(is_written, values)):
-        raise fail(name, "valid Unicode text", "half of a surrogate pair", "Decode it again.")
-    return tuple(values)
+    return tuple([check_written(name, text) for text in values])
 
 
 class RecordFields(Protocol):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
-from langchain_dpicl.privacy._validate import check_choice, fail, is_written
+from langchain_dpicl.privacy._validate import check_choice, check_written, fail
 
 BYTES = 256
 _FIRST_OUTSIDE_UTF8 = 0xF5  # from here on no byte is part of UTF-8; 0xFF marks control tokens in llguidance
@@ -396,8 +396,7 @@ class Grammar:
         check_choice("kind", self.kind, get_args(Kind))
         if not isinstance(self.source, str) or not self.source:
             raise fail(self.kind, "a non-empty text", self.source)
-        if not is_written(self.source):
-            raise fail(self.kind, "valid Unicode text", "half of a surrogate pair", "Decode it again.")
+        check_written(self.kind, self.source)
         self.parse(spelling_of(None))  # raises for a source that cannot be read or that no text satisfies
 
     @classmethod

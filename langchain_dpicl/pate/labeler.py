@@ -126,7 +126,7 @@ class InputTemplate:
         if isinstance(public_input, Document) and len(names) == 1:
             public_input = public_input.page_content
         if isinstance(public_input, str) and len(names) == 1:
-            return {names[0]: public_input}
+            return {names[0]: public_text("public_inputs", public_input)}
         if not isinstance(public_input, Mapping):
             expected = "text" if len(names) == 1 else f"a dict with {list(names)}"
             raise fail("public_inputs", expected, type(public_input).__name__)

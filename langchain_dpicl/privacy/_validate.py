@@ -248,6 +248,8 @@ def plain_text(text: str) -> str:
     return str.__str__(text)
 
 
-def is_written(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+def check_written(name: str, text: str) -> str:
+    """Returns a public text that can be written as UTF-8: half of a surrogate pair cannot."""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise fail(name, "valid Unicode text", "half of a surrogate pair", "Decode it again.")
+    return text

@@ -23,7 +23,7 @@ from langchain_dpicl.backends.private_calls.call import unwrap
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, is_in_loop
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
-from langchain_dpicl.privacy._validate import check_int, fail, is_written
+from langchain_dpicl.privacy._validate import check_int, check_written, fail
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Blocks
 from langchain_dpicl.stores import memo_at
@@ -116,8 +116,7 @@ class TenantRegistry:
         name = "" if name is None else name
         if not isinstance(name, str) or len(name) > _MOST_NAME:
             raise fail(TENANT, f"a text of at most {_MOST_NAME} characters", type(name).__name__)
-        if not is_written(name):
-            raise fail(TENANT, "a text that can be written as UTF-8", "a lone surrogate", "Decode the name again.")
+        check_written(TENANT, name)
         caps = [self.max_queries, None if cap is None else check_int(TENANT_CAP, cap, low=0)]
         return Tenant(name, min((limit for limit in caps if limit is not None), default=None))
 

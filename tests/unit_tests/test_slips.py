@@ -739,6 +739,14 @@ def test_what_runs_as_it_is_built_is_told_how_to_stand_in_a_joint_plan() -> None
     assert asked.invoke("x") in TOPICS
 
 
+@pytest.mark.parametrize("half", ["\ud83d", {"text": "\ud83d"}, Document("\ud83d")])
+def test_a_text_that_no_model_is_sent_is_not_labelled(half: Any) -> None:
+    given = {"example_prompt": ROW, "suffix": QUERY, "llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0}
+    with pytest.raises(ConfigurationError, match=r"public_inputs.*: expected valid Unicode text"):
+        PromptPATEExampleSelector.from_private_examples(declared(), public_inputs=["a", half], **given)
+    assert given["budget"].remaining_epsilon == 4.0
+
+
 def test_a_blank_text_is_not_labelled() -> None:
     given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0, "component": "labels"}
     wording = {"example_prompt": ROW, "suffix": QUERY}

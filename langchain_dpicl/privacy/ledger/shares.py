@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_dpicl._opaque import Uncopyable, this_process
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_int, fail, is_written, round_down
+from langchain_dpicl.privacy._validate import MAX_NAME_LENGTH, check_int, check_written, fail, round_down
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.state import Slot, allowance
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, ShareTerms
@@ -299,8 +299,7 @@ class Share(Holding):
         check_int("count", count, low=1)
         if tenant is not None and (not isinstance(tenant, str) or len(tenant) > MAX_NAME_LENGTH):
             raise fail("tenant", f"a text of at most {MAX_NAME_LENGTH} characters", type(tenant).__name__)
-        if tenant is not None and not is_written(tenant):
-            raise fail("tenant", "valid Unicode text", "half of a surrogate pair", "Decode it again.")
+        check_written("tenant", tenant or "")
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
         slot = template, label

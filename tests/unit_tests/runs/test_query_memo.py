@@ -129,12 +129,6 @@ def test_nothing_is_told_of_other_instructions_or_another_model(house: House, ch
     assert told == ["release", "memo", "release"]
 
 
-def test_two_halves_of_a_character_are_another_question_than_the_whole_one(house: House) -> None:
-    house.voter().invoke("\U0001f600")
-    assert house.voter().invoke("\ud83d\ude00").receipt.source == "release"
-    assert house.voter().invoke("\ud83d\ude00").receipt.source == "memo"
-
-
 def test_nothing_is_told_of_another_data_set_or_ledger(house: House, tmp_path: Path) -> None:
     first = house.voter()
     first.invoke("which?")

@@ -121,7 +121,10 @@ def test_retrieved_documents_are_joined() -> None:
     assert task.query({"input": "q", "context": ["one", HumanMessage("two")]}) == ("one\n\ntwo", "q")
 
 
-@pytest.mark.parametrize("given", [None, 1.5j, [], [None], {"other": "a"}, {"input": None}, {"input": [3]}])
+HALVES = ["\ud83d", HumanMessage("\ud83d"), {"input": [Document("\ud83d")]}]
+
+
+@pytest.mark.parametrize("given", [None, 1.5j, [], [None], {"other": "a"}, {"input": None}, {"input": [3]}, *HALVES])
 def test_other_inputs_are_public_faults(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="input"):
         wording().query(given)
@@ -154,8 +157,10 @@ def test_content_is_replaced_in_the_query_alone() -> None:
         {"suffix": "{0}"},
         {"prefix": "{}"},
         {"separator": 3},
+        {"prefix": "half of a pair \ud83d"},
+        {"separator": "\ud83d"},
     ],
-    ids=lambda change: f"{next(iter(change))}={next(iter(change.values()))}",
+    ids=lambda change: f"{next(iter(change))}={next(iter(change.values()))!a}",
 )
 def test_templates_that_cannot_be_filled_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

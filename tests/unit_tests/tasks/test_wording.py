@@ -49,6 +49,7 @@ def test_escaped_braces_in_the_template_are_braces() -> None:
         "{nope}{topic}{text}",
         "{topic!r}{text}",
         "{}{topic}{text}",
+        "\ud83d {topic}{text}",
     ],
 )
 def test_templates_that_cannot_be_continued_are_refused(template: str) -> None:

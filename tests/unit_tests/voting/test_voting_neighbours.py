@@ -233,7 +233,7 @@ def test_a_hostile_query_is_passed_on_as_it_is_and_costs_one_ticket(design: str,
     assert all(prompt.endswith(f"text: {query}\nanswer:") for prompt in private)
 
 
-@pytest.mark.parametrize("query", ["RAISES", "FAILS", "SHAPE", "NOTHING", "\ud800"])
+@pytest.mark.parametrize("query", ["RAISES", "FAILS", "SHAPE", "NOTHING"])
 def test_a_query_that_the_model_cannot_take_costs_nothing(query: str) -> None:
     engine = Fragile()
     voter = voter_of(PLAIN, engine, design="slots")
@@ -248,6 +248,7 @@ def test_a_query_that_the_model_cannot_take_costs_nothing(query: str) -> None:
     [
         pytest.param(None, id="nothing"),
         pytest.param(7j, id="number"),
+        pytest.param("\ud800", id="half of a surrogate pair"),
         pytest.param(b"bytes", id="bytes"),
         pytest.param(["a", 3], id="list"),
         pytest.param({"other": "x"}, id="another variable"),
