@@ -38,9 +38,13 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 _MOST_CHARACTERS = 4096
 _MOST_WORDS_BEFORE_A_COLON = 5
-_WRAPPING = " \t\"'`\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a*_"
-_OPENING = _WRAPPING + "<([{"
-_CLOSING = _WRAPPING + ">)]}.,;:!?\u3002\u3001"
+_DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u2066\u2067\u2068\u2069"
+"""Marks of left and right, which right-to-left texts carry; not overrides: these show other letters than there are."""
+_WRAPPING = (
+    " \t\"'`\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a*_\u300c\u300d\u300e\u300f" + _DIRECTIONS
+)
+_OPENING = _WRAPPING + "<([{\u3008\u300a\u3010\u3014"
+_CLOSING = _WRAPPING + ">)]}\u3009\u300b\u3011\u3015.,;:!?\u3002\u3001\u060c\u061b\u061f\u06d4\u0964"
 _BULLETS = re.compile("[-+#>\u2022\u2013\u2014]+ ")
 _JOINERS = "-.'\u2019/&@:,"
 _FENCE = "```"
@@ -50,8 +54,8 @@ _FENCE = "```"
 # its row abstains. The rule, in this order:
 # 1. Case, width and white space do not count (NFKC and case folding). Look-alikes of another script are other letters.
 # 2. The whole answer is a choice: that one.
-# 3. Otherwise the first line with a letter or digit counts, without quotes, brackets and Markdown around it, without a
-# mark at its end, and without up to five words and a colon in front ("The label is: **card**").
+# 3. Otherwise the first line with a letter or digit counts, without quotes, brackets, Markdown and marks of direction
+# around it, without a mark at its end, and without up to five words and a colon in front ("The label is: **card**").
 # 4. If the rest is a choice: that one.
 # 5. If it begins with a choice as a whole word ("card, as it was declined") and the line names no other: that one.
 # Where one choice begins another ("card", "card payment") the longer one is meant.

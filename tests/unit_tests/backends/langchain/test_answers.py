@@ -171,7 +171,10 @@ def test_choices_of_marks_alone_are_named_by_themselves() -> None:
 )
 def test_other_scripts_are_read_like_ours(script: tuple[str, str]) -> None:
     names = ChoiceNames(script)
-    assert names.named(f"**{script[0]}**\u3002") == 0
+    quoted = [before + script[0] + after for before, after in ("「」", "『』", "｢｣", "【】", "《》", "〈〉", "〔〕")]
+    marked = [script[0] + mark for mark in "。،؛؟۔।"]
+    turned = [f"\u200f{script[0]}\u200e", f"\u2067{script[0]}\u2069.", f"\u202b{script[0]}\u202c", f"\u061c{script[0]}"]
+    assert {names.named(f"X：{text}") for text in (f"**{script[0]}**\u3002", *quoted, *marked, *turned)} == {0}
     assert names.named(f"{script[1]}, {script[0]}") is None
     assert names.named(script[0] + script[1]) is None
 
