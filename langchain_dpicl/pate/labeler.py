@@ -36,7 +36,7 @@ from langchain_dpicl.distributed import (
     TurnLostError,
     Workplace,
 )
-from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivacyBudgetExceededError
 from langchain_dpicl.options import (
     LLM,
     ConfidentGNMax,
@@ -546,6 +546,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         plan.design.check_wordings(words.wording.num_wordings)
         words, scorer, read = reader_of(engine, words, is_wanted=shape.calibrate, other=other)
         shape.check(words, read, plan)
+        _check_room(engine, words, [inputs.query_of(entry.fields) for entry in entries])
         shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
         public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least, **shape.reported}
         public |= {"other_label": reading.other_label} if other else {}
@@ -929,6 +930,18 @@ def _planned(
         **rejects,
         **terms,
     )
+
+
+def _check_room(engine: Any, task: VotingTask, queries: Iterable[Query]) -> None:
+    """Refuses inputs that the engine would cut, before anything is charged: a run would stop at each of them."""
+    check = getattr(engine, "check_public", None)
+    if check is None:
+        return
+    for number, query in enumerate(queries, start=1):
+        try:
+            check(task.wording.renderer([query])(())[0])
+        except ModelCallError as error:
+            raise ModelCallError(f"public_inputs: number {number} of the distinct ones: {error}") from error
 
 
 def _terms_of(public: Mapping[str, Any]) -> dict[str, Any]:

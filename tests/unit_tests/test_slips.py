@@ -34,10 +34,12 @@ from langchain_dpicl import (
     PrivateExamples,
     PromptPATEExampleSelector,
 )
+from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.evaluation import Exact, dp_evaluate
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
+    ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
@@ -737,6 +739,36 @@ def test_what_runs_as_it_is_built_is_told_how_to_stand_in_a_joint_plan() -> None
         asked = voter(private, budget=budget)
     assert DPFewShotPromptTemplate.from_run(run, **task).examples
     assert asked.invoke("x") in TOPICS
+
+
+class Short(FakeBackend):
+    """Would cut prompts of more than 150 letters, and then keep no example."""
+
+    def check_public(self, prompt: str) -> None:
+        if len(prompt) > 150:
+            raise ModelCallError("expected a shorter prompt")
+
+
+def short() -> Short:
+    words = [f" {topic}" for topic in TOPICS]
+    return Short(scripted(dict.fromkeys(words, 0.2)), vocabulary=words)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_query_that_the_engine_would_cut_costs_nothing(is_awaited: bool) -> None:
+    asked, long = voter(llm=short()), "word " * 30
+    with pytest.raises(ModelCallError, match="a shorter prompt"):
+        _ = asyncio.run(asked.ainvoke(long)) if is_awaited else asked.invoke(long)
+    assert asked.queries_left == 2
+    assert asked.invoke("word") in TOPICS
+
+
+def test_an_input_that_the_engine_would_cut_is_refused_before_the_share_is_sealed() -> None:
+    given = {"example_prompt": ROW, "suffix": QUERY, "budget": handler(), "epsilon": 1.0}
+    inputs = ["a", "a", "word " * 30, "b"]
+    with pytest.raises(ModelCallError, match="number 2 of the distinct ones: expected a shorter prompt"):
+        dpicl.PromptPATELabeler.from_private_examples(declared(), public_inputs=inputs, llm=short(), **given)
+    assert given["budget"].remaining_epsilon == 4.0
 
 
 @pytest.mark.parametrize("half", ["\ud83d", {"text": "\ud83d"}, Document("\ud83d")])

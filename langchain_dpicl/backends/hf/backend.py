@@ -233,7 +233,7 @@ class HuggingFaceBackend(AwaitedInThreads):
         if length > self.max_prompt_tokens:
             raise ModelCallError(
                 f"expected a public prompt of at most {self.max_prompt_tokens} tokens, found {length}. Raise "
-                "max_prompt_tokens, or show fewer or shorter examples."
+                "max_prompt_tokens, or shorten it: the query, or what stands around it."
             )
 
     def token_bytes(self, token: int) -> bytes:

@@ -727,8 +727,8 @@ class LabelRows:
 
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...) each.
-          needs_text: whether an answer without text counts as a failed call, as of a prompt that stands for private
-            ones: all their answers may be as blank.
+          needs_text: whether an answer without text, and a prompt that the engine would cut, count as failed calls, as
+            of prompts that stand for private ones: all those may be answered as blankly, and keep no record.
 
         The answer raises ModelCallError where a call failed, one on a content-free input included. The first without a
         label warns (`NoisyPlanWarning`).
@@ -741,7 +741,7 @@ class LabelRows:
         asked = [row if self._calibrate else row[:1] for row in prompts]
         texts = [text for row in asked for text in row]
         scores: Mapping[str, LabelScores] = yield self.request_public_texts(
-            texts, is_whole=False, needs_text=needs_text
+            texts, is_whole=needs_text, needs_text=needs_text
         )
         rows = [self.calibrated(scores[own], [scores[text] for text in free]) for own, *free in asked]
         labels = self.width - self._other  # a column behind them counts answers without one
@@ -785,8 +785,7 @@ class LabelRows:
 
         Args:
           texts: complete prompts.
-          is_whole: whether a text that the engine would cut counts as a failed call. Those that stand for private
-            prompts are cut as these are.
+          is_whole: whether a text that the engine would cut counts as a failed call.
           keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
             and no further batch is asked.
           needs_text: see `request_public_rows`.
