@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -212,8 +213,23 @@ def check_name(name: str, value: Any) -> str:
     """Returns a public name: printable, not empty, at most 200 characters."""
     if not is_name(value):
         is_long = isinstance(value, str) and len(value) > MAX_NAME_LENGTH
-        raise fail(name, PRINTABLE, f"{len(value)} characters" if is_long else plain_or_type(value))
+        found = f"{len(value)} characters" if is_long else plain_or_type(value)
+        raise fail(name, PRINTABLE, found, f"{hidden} {HIDDEN}." if (hidden := hidden_in(value)) else "")
     return plain_text(value)
+
+
+HIDDEN = "shows nothing, or as a space: leave it out, or write a plain space"
+"""What to do about a character of `hidden_in`."""
+
+
+def hidden_in(text: object) -> str:
+    """Returns the first format character or space but " " of a text short enough for a name, as "U+200C"; or "".
+
+    Keyboards and tables write them unseen, such as the joiners of Persian and a space that breaks no line.
+    """
+    letters = text if isinstance(text, str) and len(text) <= MAX_NAME_LENGTH else ""
+    hidden = (letter for letter in letters if letter != " " and unicodedata.category(letter) in {"Cf", "Zs"})
+    return next((f"U+{ord(letter):04X}" for letter in hidden), "")
 
 
 def is_name(value: Any) -> bool:

@@ -29,12 +29,14 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import (
+    HIDDEN,
     PRINTABLE,
     check_delta,
     check_flag,
     check_int,
     check_name,
     fail,
+    hidden_in,
     is_name,
     plain_text,
 )
@@ -177,6 +179,9 @@ def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
         raise fail(name, "texts alone", others[0])
     if len(set(names)) != len(names):
         raise fail(name, "distinct texts", "one of them twice")
+    for place, value in enumerate(names):
+        if not is_name(value) and (hidden := hidden_in(value)):
+            raise fail(name, PRINTABLE, f"{hidden} at place {place}", f"It {HIDDEN}, in the records too.")
     if not all(map(is_name, names)):
         raise fail(name, PRINTABLE, "another text among them")
     return tuple(map(plain_text, names))

@@ -171,6 +171,16 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         r"labels: expected a printable string of 1 to 200 characters, found 'another text among them'\.",
     ),
+    "a label with a joiner": (
+        lambda: declared(labels=("\u0627\u0644\u0641", "\u067e\u0631\u062f\u0627\u062e\u062a\u200c\u0647\u0627")),
+        ConfigurationError,
+        r"labels: expected a printable .*, found 'U\+200C at place 1'\. It shows nothing, or as a space: .* records too\.",
+    ),
+    "a field with a space that breaks no line": (
+        lambda: declared(text_key="my\u00a0text"),
+        ConfigurationError,
+        r"text_key: expected a printable .*, found 'my\\xa0text'\. U\+00A0 shows nothing, or as a space: leave it out, or ",
+    ),
     "a document in place of a list": (
         lambda: declared(records=Document(CANARY)),
         ConfigurationError,
