@@ -621,7 +621,7 @@ Manager = TypeVar("Manager", CallbackManager, AsyncCallbackManager)
 def record_event(
     name: str, data: Mapping[str, Any] | Callable[[], Mapping[str, Any]], config: RunnableConfig | None = None
 ) -> None:
-    """Sends a custom event to the observers of the current run; does nothing outside a run.
+    """Sends a custom event to the observers of the current run and of the config, which may be those of no run.
 
     Formal guarantees:
       - An observer's exception is logged and suppressed: no event changes the outcome of a run.
@@ -772,7 +772,7 @@ def _values(data: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> dict[s
 
 
 def _listening(config: RunnableConfig | None, kind: type[Manager]) -> Manager | None:
-    """Returns the manager of the run's observers; None outside a run, or without observers."""
+    """Returns the manager of the observers of the run and of the config; None without observers."""
     if _nobody_listens(config):
         return None
     merged = ensure_config(config)
@@ -787,7 +787,7 @@ def _listening(config: RunnableConfig | None, kind: type[Manager]) -> Manager | 
         inheritable_metadata=merged.get("metadata"),
     )
     heard = any(not handler.ignore_custom_event for handler in listeners.handlers)
-    return listeners if heard and listeners.parent_run_id is not None else None
+    return listeners if heard else None
 
 
 def _nobody_listens(config: RunnableConfig | None) -> bool:

@@ -87,14 +87,13 @@ async def arun(action: Callable[[], Any], *observers: Any) -> Any:
 # --- one event ------------------------------------------------------------------------------------------------------
 
 
-def test_events_reach_observers_inside_a_run_and_nobody_outside() -> None:
+def test_events_reach_observers_of_a_run_and_those_of_a_config_outside() -> None:
     listener = Observer()
-    record_event(REFUSED, {"requested": 1.0})
-    record_event(REFUSED, {"requested": 1.0}, {"callbacks": [listener]})
-    asyncio.run(arecord_event(REFUSED, {"requested": 1.0}, {"callbacks": [listener]}))
-    assert listener.heard == []
-    run(lambda: record_event(REFUSED, {"requested": 1.0}), listener, handler())
-    assert listener.heard == [(REFUSED, {"requested": 1.0})]
+    record_event(REFUSED, {"n": 0})
+    record_event(REFUSED, {"n": 1}, {"callbacks": [listener]})
+    asyncio.run(arecord_event(REFUSED, {"n": 2}, {"callbacks": [listener]}))
+    run(lambda: record_event(REFUSED, {"n": 3}), listener, handler())
+    assert listener.heard == [(REFUSED, {"n": n}) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("explicit", [False, True])
