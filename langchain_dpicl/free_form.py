@@ -339,8 +339,13 @@ class CandidateSource:
         """Asks the public model for its answer (an effect generator)."""
         answers: tuple[str, ...] = yield self._writer.ask(prompt, config)
         if not answers:
-            raise ModelCallError(f"a public call to {self.name} brought no text before the first stop string")
+            raise self.no_text()
         return answers[0]
+
+    def no_text(self) -> ModelCallError:
+        """Returns the error of an answer without text: a blank or cut one, or a refusal."""
+        advice = "Check the model, or give another stop=, then ask again"
+        return ModelCallError(f"a public call to {self.name} brought no text before the first stop string. {advice}")
 
     @staticmethod
     def _fetch(source: Runnable[Any, Any], query: Mapping[str, str], config: RunnableConfig) -> Effect:
@@ -974,6 +979,8 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
     def _zero_shot(
         self, query: Query, prepared: _PreparedQuery, config: RunnableConfig
     ) -> EffectGenerator[AnswerOutcome]:
+        if not prepared.zero_shot:
+            raise self.maker.public.no_text()
         return AnswerOutcome(prepared.zero_shot)
         yield  # makes this a generator
 
