@@ -1,4 +1,4 @@
-"""Parses templates with plain `{field}` names and fills texts into them."""
+"""Parses templates with plain `{field}` names and fills texts into them; knows scripts that write no spaces."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 _NAME = re.compile(r"""[^\W\d]([^{}\[\].!:"'\\]*[^{}\[\].!:"'\\\s])?""")
 """A name that a record, and a column of a table, can have: `text`, `Queue Name`, `Ticket #`."""
+
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether a text begins with a letter of a script that writes no spaces between words.
+
+    Those are Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+    """
+    return _UNSPACED.match(text) is not None
 
 
 def is_field_name(name: str) -> bool:

@@ -381,7 +381,8 @@ class KeywordAnswers(Option):
     """Free answers by keywords, from which the public model writes the answer (Wu et al. 2024).
 
     Args:
-      keywords: the public domain; None: words of the query and of public candidates.
+      keywords: the public domain; None: words of the query and of public candidates, which scripts without spaces do
+        not show.
       num_keywords: keywords of one release.
       max_keywords: most keywords of a domain that is made for a query; None: 256.
       answer_prompt: prompt of the public model, with {keywords} and the query's variables; None: the prompt without

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import OpaqueRows
+from langchain_dpicl._templates import is_unspaced
 from langchain_dpicl.backends.base import Rows, TextBackend, check_whole
 from langchain_dpicl.backends.langchain.texts import stops_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
@@ -24,8 +25,8 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 MOST_CHARACTERS = 16_384
 """Characters of a text that are read; the rest does not count."""
 
-MOST_PARTS = 16
-"""Words and punctuation marks of one keyword, together."""
+MOST_PARTS = 32
+"""Words and punctuation marks of one keyword, together; letters where a script writes no spaces between words."""
 
 # Unicode's stream-safe text format (UAX #15) has no more than this; sorting longer runs takes quadratic time.
 _MOST_MARKS_IN_A_ROW = 30
@@ -47,7 +48,8 @@ STOP_WORDS = frozenset({
 
 
 # A text is read word by word, in lower case and compatible form (Unicode casefolding, NFKC). A keyword occurs where its
-# words and punctuation follow each other: "card" is in "CARD-holder" but not in "cardboard".
+# words and punctuation follow each other: "card" is in "CARD-holder" but not in "cardboard". Where a script writes no
+# spaces, a letter with its marks is read as a word, and a keyword is found inside its clause.
 class Keywords:
     r"""A public domain of keywords, its order kept.
 
@@ -97,7 +99,8 @@ class Keywords:
         """Returns the words that occur in most of some PUBLIC texts, such as zero-shot answers or documentation.
 
         A word counts once per text, however often it stands there; of words in equally many texts longer ones go
-        first, then the alphabet decides. Never hand in private texts: which words are found is not noised.
+        first, then the alphabet decides. Scripts that write no spaces show no words: give a domain for them. Never hand
+        in private texts: which words are found is not noised.
 
         Raises:
           ConfigurationError: no word is left, or `most` is no whole number >= 1.
@@ -108,10 +111,13 @@ class Keywords:
         left_out = {part for word in stop_words for part in _parts(word)}
         counts: Counter[str] = Counter()
         for text in _texts("texts", texts):
-            counts.update({part for part in _parts(text) if _is_word(part)} - left_out)
+            counts.update({part for part in _parts(text) if _is_word(part) and not is_unspaced(part)} - left_out)
         ranked = sorted(counts, key=lambda word: (-counts[word], -len(word), word))
         if not ranked:
-            raise ConfigurationError("expected public texts with words other than stop words, found none; give others")
+            raise ConfigurationError(
+                "expected public texts with words other than stop words, found none; give others, or keywords= where a "
+                "script writes no spaces between words"
+            )
         return cls(ranked[: check_whole("most", most)])
 
     def __len__(self) -> int:
@@ -150,10 +156,13 @@ def _texts(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields the words of a text, and each other visible character by itself."""
+    """Yields the words of a text, and each other visible character, or letter of an unspaced script, by itself."""
     word: list[str] = []
     for character in fold_text(text):
         if character.isalnum() or character == "_":
+            if word and (is_unspaced(character) or is_unspaced(word[0])):
+                yield "".join(word)
+                word.clear()
             word.append(character)
             continue
         category = unicodedata.category(character)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, final
 
 import numpy as np
 
+from langchain_dpicl._templates import is_unspaced
 from langchain_dpicl.exceptions import PrivateAccessError, RecordError
 from langchain_dpicl.privacy._validate import (
     PRINTABLE,
@@ -185,22 +186,16 @@ def _is_of_a_word(letter: str) -> bool:
     return letter.isalnum() or unicodedata.category(letter).startswith("M")
 
 
-# Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
-)
-
-
 def _pieces_of(text: str) -> list[str]:
     """Returns the words of a text, in which letters of scripts without spaces stand alone, each with its marks."""
     words = words_of(text)
-    if text.isascii() or not _UNSPACED.search("".join(words)):
+    if text.isascii() or not any(map(is_unspaced, "".join(words))):
         return words
     pieces: list[str] = []
     for word in words:
         for place, letter in enumerate(word):
             is_mark = unicodedata.category(letter).startswith("M")
-            if place and (is_mark or not (_UNSPACED.match(letter) or _UNSPACED.match(pieces[-1]))):
+            if place and (is_mark or not (is_unspaced(letter) or is_unspaced(pieces[-1]))):
                 pieces[-1] += letter
             else:
                 pieces.append(letter)

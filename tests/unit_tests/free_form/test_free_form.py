@@ -414,7 +414,7 @@ def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_other
     tokens = FakeBackend(lambda prompt, _: {last_said(prompt) if "says: " in prompt else "": 1.0}, max_top_k=1)
     component = embedding(llm=tokens, serving=Serving(on_exhausted="zero_shot"), max_queries=1)
     assert ask(component.with_receipts(), "q").receipt.source == "release"
-    with pytest.raises(ModelCallError, match="brought no text"):  # nor is it what a caller may take for an answer
+    with pytest.raises(ModelCallError, match="brought no text"):  # an empty text answers no caller
         ask(component, "other")
     failing = FakeBackend(lambda prompt, _: {"": 1.0}, max_top_k=1, fail_public_call=1)
     with pytest.raises(ModelCallError, match="public call 1 failed"):
@@ -617,7 +617,9 @@ async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_
 
 def test_an_answer_without_text_is_no_answer() -> None:
     component = keywords(answers=WORDS.replace(writer=PublicChat(says=["zero-shot", "\n ", "In time."])))
-    with pytest.raises(ModelCallError, match=r"no text before the first stop string\. .*The release stays charged.*free"):
+    with pytest.raises(
+        ModelCallError, match=r"no text before the first stop string\. .*The release stays charged.*free"
+    ):
         component.invoke("now?")
     assert component.invoke("now?") == "In time."
     assert charged(component) == 1

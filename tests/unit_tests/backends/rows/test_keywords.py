@@ -44,6 +44,10 @@ class TestWhatOccurs:
             ("हिन्दी", "यह हिन्दी है"),
             ("42", "it is 42"),
             ("\u0130stanbul", "\u0130STANBUL"),
+            ("信用卡", "请挂失信用卡并补办新卡"),
+            ("カード", "新しいｶｰﾄﾞを注文"),
+            ("atm卡", "我的ATM卡丢了"),
+            ("บัตร", "อายัดบัตรเครดิต"),
         ],
         ids=ascii,
     )
@@ -66,6 +70,8 @@ class TestWhatOccurs:
             ("new york", "new"),
             ("e-mail", "email"),
             ("हि", "हिन्दी"),
+            ("卡新", "新卡"),
+            ("บัต", "บัตั"),
             ("cafe", "café"),
             ("card", "ca\u200brd"),
             ("card", ""),
@@ -180,7 +186,7 @@ class TestDomains:
         keywords = Keywords.of_texts(texts, most=20)
         assert np.maximum(*(keywords.bits(text) for text in texts)).tolist() == [1.0] * len(keywords)
 
-    @pytest.mark.parametrize("texts", [[], [""], ["the, of!"], "boat", [b"boat"]], ids=repr)
+    @pytest.mark.parametrize("texts", [[], [""], ["the, of!"], ["信用卡丢了"], "boat", [b"boat"]], ids=repr)
     def test_texts_without_words_are_refused(self, texts: object) -> None:
         with pytest.raises(ConfigurationError):
             Keywords.of_texts(texts, most=3)  # type: ignore[arg-type]
