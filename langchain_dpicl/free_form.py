@@ -631,8 +631,8 @@ def _check_candidates(candidates: tuple[str, ...]) -> None:
         raise fail("candidates", _CHOICE, len(candidates), _TOO_FEW)
 
 
-MOST_OWED = 256
-"""Releases of one tenant that wait for their answer to be written."""
+MOST_OWED = 512
+"""Releases of one tenant that wait for their answer to be written; from half of them on no more are begun."""
 
 TextAnswers: TypeAlias = EmbeddingAnswers | KeywordAnswers
 
@@ -902,7 +902,14 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         """Asks for candidates, which calls every model that the release needs; without a ticket for one answer."""
         prompts = self.wording.renderer([query])
         variables = dict(zip(self.wording.input_variables, query, strict=True))
-        pays = self.on_exhausted == "raise" or self._has_ticket(self.tenants.of(config))
+        tenant = self.tenants.of(config)
+        pays = self.on_exhausted == "raise" or self._has_ticket(tenant)
+        # As many again may be on their way.
+        if pays and self.memo is None and (waiting := self.owed.num_cached(tenant)) >= self.owed.memo_size // 2:
+            raise ModelCallError(
+                f"{waiting} releases of this tenant wait for a public call to {self.maker.public.name} that writes "
+                "their answers. Nothing was charged for this query: ask one of those again first"
+            )
         said = yield from self.maker.public.before(prompts(())[0], variables, config, pays=pays)
         aggregation = (yield from self.maker.space.prepared(query, said.candidates)) if pays else None
         return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)

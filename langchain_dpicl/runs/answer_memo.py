@@ -152,6 +152,10 @@ class TenantRegistry:
         """Returns the number of a tenant's queries that were charged or are running."""
         return self._used.get(name, 0)
 
+    def num_cached(self, tenant: Tenant) -> int:
+        """Returns the number of the tenant's cached outcomes."""
+        return len(self._told.get(tenant.name, ()))
+
     def recall(self, tenant: Tenant, key: Hashable) -> Any:
         """Returns the tenant's cached outcome, or None."""
         with self._lock.here:

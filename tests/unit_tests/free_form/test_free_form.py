@@ -20,7 +20,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import EmbeddingAnswers, FewShotTask, LabelAnswers, Noise, Rows, Serving
+from langchain_dpicl import EmbeddingAnswers, FewShotTask, LabelAnswers, Noise, Rows, Serving, free_form
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -571,6 +571,20 @@ def test_a_release_whose_answer_could_not_be_written_is_kept_and_finished_for_fr
     assert len(llm.asked) == 4
     again = ask(component, "now?")
     assert (again.answer, charged(component)) == (("Ask the bank.", 1) if memo_size else ("Again.", 2))
+
+
+def test_a_new_question_costs_nothing_while_too_many_answers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another release would take the place of one that is paid for."""
+    monkeypatch.setattr(free_form, "MOST_OWED", 2)
+    said = {"Words": ""}
+    writer = RunnableLambda(lambda prompt: next((said[key] for key in said if key in str(prompt)), "zero-shot"))
+    component = keywords(answers=WORDS.replace(writer=writer))
+    for question, error in (("one?", "asking again"), ("two?", "Nothing was charged")):
+        with pytest.raises(ModelCallError, match=error):
+            component.invoke(question)
+    said["Words"] = "In time."
+    assert (charged(component), component.invoke("one?"), charged(component)) == (1, "In time.", 1)
+    assert component.invoke("two?") == "In time."
 
 
 def test_what_one_tenant_is_owed_no_other_is_told() -> None:
