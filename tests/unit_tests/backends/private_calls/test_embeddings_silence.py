@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -164,6 +165,11 @@ class TestStops:
         boxes = [OpaqueValue(Text(RECORD)), OpaqueValue(Text("b"))]
         silent.rows(boxes)
         asyncio.run(silent.arows(boxes))
+        here = silent._calls._here()
+        for pool in (here.threads(inside_a_loop=False), here.awaited_threads()):
+            assert pool is not None
+            all_here = threading.Barrier(pool._max_workers)  # a thread lets go of its last work before the next
+            list(pool.map(lambda _, meet=all_here: meet.wait(), range(pool._max_workers)))
         gc.collect()
         assert len([item for item in gc.get_objects() if type(item) is Text]) == 2
         del boxes
