@@ -397,7 +397,7 @@ def _reported(place: dict[str, Any], most: int) -> list[Entry]:
         # The same token may be spelled otherwise in the list, unless both are text.
         return isinstance(logprob, float) and logprob == own and not (_is_plain(named) and _is_plain(token))
 
-    is_likely = any(0.0 < probability(logprob) < probability(own) for _, logprob in entries)
+    is_likely = any(probability(logprob) < probability(own) for _, logprob in entries)
     return [*entries, (place, own)] if is_likely and not any(is_own(*entry) for entry in entries) else entries
 
 

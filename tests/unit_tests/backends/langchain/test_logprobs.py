@@ -169,6 +169,8 @@ def test_a_written_token_that_a_server_leaves_out_of_the_likeliest_counts() -> N
     assert next_token({"content": [listed]}) == pytest.approx({b" card": 0.9, b" cash": 0.04})
     drawn = {**entry(" fee", math.log(0.001)), "top_logprobs": others}  # at a temperature, from behind the list
     assert next_token({"content": [drawn]}) == pytest.approx({b" cash": 0.04})
+    sure = {**entry(" card", 0.0), "top_logprobs": [entry(" cash", -9999.0)]}  # all others are masked
+    assert next_token({"content": [sure]}) == {b" card": 1.0}
     tied = {
         **place,
         "top_logprobs": [entry(" cash", math.log(0.9)), entry(" fee", math.log(0.9) - 4)],
