@@ -15,9 +15,9 @@ Tops = Mapping[str, float]
 
 
 def chat_payload(tops: Tops) -> dict[str, Any]:
-    """The logprobs of a chat answer, as OpenAI writes them."""
+    """The logprobs of a chat answer, as OpenAI writes them; a byte of a part of a character is a surrogate escape."""
     entries = [
-        {"token": token, "bytes": list(token.encode()), "logprob": math.log(probability)}
+        {"token": token, "bytes": list(token.encode("utf-8", "surrogateescape")), "logprob": math.log(probability)}
         for token, probability in tops.items()
     ]
     return {"content": [{**entries[0], "top_logprobs": entries}] if entries else [], "refusal": None}

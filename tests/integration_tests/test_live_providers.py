@@ -16,7 +16,7 @@ import pytest
 
 from langchain_dpicl import DPFewShotPromptTemplate, LabelClassifier, PrivacyBudgetCallbackHandler, verify_report
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
-from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend, next_token
+from langchain_dpicl.backends.langchain.logprobs import LOST, DecisionsBackend, next_token
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.exceptions import CapabilityError
@@ -219,7 +219,9 @@ class TestVllmChat(Writes, Serves):
         answer = model.bind(logprobs=True, top_logprobs=-1, max_tokens=1).invoke(CARD)
         payload = answer.response_metadata["logprobs"]
         assert [entry for entry in payload["content"][0]["top_logprobs"] if "\ufffd" in entry["token"]]
-        assert not [token for token in next_token(payload) if "\ufffd".encode() in token]
+        backend = LangChainBackend(model, full_vocabulary=-1)
+        assert LOST in next_token(payload)
+        assert LOST not in {*backend.vocabulary(), *dict(backend.top_tokens(CARD, [], top_k=9_999))}
 
 
 class TestAnthropic(Serves):

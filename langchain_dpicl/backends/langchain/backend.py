@@ -16,6 +16,7 @@ from langchain_dpicl.backends.langchain.logprobs import (
     Probabilities,
     ProbeResult,
     ReplyFormat,
+    is_whole,
     probe,
     refuse_partial_vocabulary,
     to_rows,
@@ -165,12 +166,26 @@ class LangChainBackend(TextEngine):
           CapabilityError: `top_k` is above `max_top_k`.
         """
         text = self.decode(prefix)
-        return self._ranked(self._calls.one(self._public_request(prompt, text, top_k)), text, top_k)
+        ranked = self._ranked(self._calls.one(self._public_request(prompt, text, top_k)), text, is_whole)
+        return ranked[:top_k]
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Async twin of `top_tokens`."""
         text = self.decode(prefix)
-        return self._ranked(await self._calls.aone(self._public_request(prompt, text, top_k)), text, top_k)
+        ranked = self._ranked(await self._calls.aone(self._public_request(prompt, text, top_k)), text, is_whole)
+        return ranked[:top_k]
+
+    def first_tokens(self, prompt: str) -> list[tuple[Token, float]]:
+        """Returns all that is reported after a PUBLIC prompt, likeliest first, parts of characters among it.
+
+        Raises:
+          ModelCallError: the call failed, or its answer has no logprobs.
+        """
+        return self._ranked(self._calls.one(self._wire.request(OpaqueValue(prompt), "", explain="kind")), "")
+
+    async def afirst_tokens(self, prompt: str) -> list[tuple[Token, float]]:
+        """Async twin of `first_tokens`."""
+        return self._ranked(await self._calls.aone(self._wire.request(OpaqueValue(prompt), "", explain="kind")), "")
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session on private prompts, each continued by the same released prefix."""
@@ -227,13 +242,14 @@ class LangChainBackend(TextEngine):
             )
         return self._wire.request(OpaqueValue(prompt), prefix, explain="kind")
 
-    def _ranked(self, reply: Reply, prefix: str, top_k: int) -> list[tuple[Token, float]]:
+    def _ranked(
+        self, reply: Reply, prefix: str, is_wanted: Callable[[bytes], bool] = lambda _: True
+    ) -> list[tuple[Token, float]]:
         answer_or_raise(self.name, reply)
-        reported = self._wire.read(reply, prefix)
+        reported = {token: value for token, value in self._wire.read(reply, prefix).items() if is_wanted(token)}
         if not reported:
             raise ModelCallError(f"a public call to {self.name} brought no logprobs; check the model and call again")
-        ranked: list[tuple[Token, float]] = sorted(reported.items(), key=lambda item: (-item[1], item[0]))
-        return ranked[:top_k]
+        return sorted(reported.items(), key=lambda item: (-item[1], item[0]))
 
     def _reported(self, seen: ProbeResult, *, is_given: bool, is_full: bool) -> int | None:
         if not is_full:

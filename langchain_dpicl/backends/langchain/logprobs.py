@@ -236,7 +236,7 @@ def _stack_rows(rows: Sequence[NDArray[np.float64]], width: int) -> Rows:
 
 # No payload may raise: else a payload could make its row end differently from others.
 Probabilities: TypeAlias = dict[bytes, float]
-"""Next-token probabilities by token bytes: values in [0, 1], sum <= 1."""
+"""Next-token probabilities by token bytes, which may be a part of a character or `LOST`: values in [0, 1], sum <= 1."""
 
 Entry: TypeAlias = tuple[object, object]
 """A reported token, as a provider writes it, and its logprob."""
@@ -246,6 +246,9 @@ Spell: TypeAlias = Callable[[int], bytes | None]
 
 EOS = b""
 """The end of the text. A token without bytes ends it too."""
+
+LOST = "\ufffd".encode()
+"""The key of all tokens that are parts of characters and whose bytes the provider lost."""
 
 EOS_TEXTS = frozenset(
     {
@@ -264,7 +267,6 @@ MAX_ENTRIES = 300_000
 
 _MAX_TOKEN_BYTES = 4096
 _ROUNDING = 1e-3  # providers round logprobs of sure tokens to slightly above 0
-_LOST = "\ufffd".encode()  # bytes of a token whose own bytes the provider lost
 _UNREADABLE = re.compile(r"\ufffd|^bytes:\\x")  # placeholders for bytes outside the text
 _BY_ID = re.compile(r"token_id:([0-9]{1,10})")  # vLLM's way, with `return_tokens_as_token_ids`
 
@@ -342,19 +344,24 @@ def probability(logprob: object) -> float:
 
 
 def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS, spell: Spell | None = None) -> bytes | None:
-    """Returns the key of a reported token: its bytes, `EOS`, or None if they are not complete UTF-8."""
+    """Returns the key of a reported token: its bytes, `EOS`, `LOST`, or None for anything else."""
     fields = entry if isinstance(entry, dict) else {}
     text = fields.get("token") if isinstance(entry, dict) else entry
     if isinstance(text, str) and text in eos_texts:
         return EOS
     number = id_of_placeholder(text)
     if number is not None:  # what it reports as bytes then are those of the placeholder
-        return _complete(spell(number) if spell else None, eos_texts)
+        return _key(spell(number) if spell else None, eos_texts)
     raw = _reported_bytes(fields.get("bytes"))
-    if raw is None or _LOST in raw:
+    if raw is None or LOST in raw:
         known = _by_id_field(fields, spell)
-        raw = known if known is not None else None if raw else _encode(text)
-    return _complete(raw, eos_texts)
+        raw = known if known is not None else LOST if raw else _encode(text)
+    return _key(raw, eos_texts)
+
+
+def is_whole(token: bytes) -> bool:
+    """Whether a key has whole characters only, so that a text can be continued behind it; the end has none."""
+    return "\ufffd" not in token.decode("utf-8", "replace")
 
 
 def id_of_placeholder(entry: object) -> int | None:
@@ -392,9 +399,9 @@ def _reported(place: dict[str, Any], most: int) -> list[Entry]:
 
     def is_own(entry: Any, logprob: object) -> bool:
         named = entry.get("token") if isinstance(entry, dict) else entry
-        if isinstance(named, str) and named == token:
+        if isinstance(named, str) and named == token and not _UNREADABLE.search(token):
             return True
-        # The same token may be spelled otherwise in the list, unless both are text.
+        # The same token may be spelled otherwise in the list, unless both are text; parts of characters look alike.
         return isinstance(logprob, float) and logprob == own and not (_is_plain(named) and _is_plain(token))
 
     is_likely = any(probability(logprob) < probability(own) for _, logprob in entries)
@@ -421,16 +428,15 @@ def _as_mapping(value: object) -> object:
     return dict(BaseModel.__iter__(value)) if isinstance(value, BaseModel) else value
 
 
-def _complete(raw: bytes | None, eos_texts: frozenset[str]) -> bytes | None:
-    try:
-        return None if raw is None else EOS if raw.decode("utf-8") in eos_texts else raw
-    except UnicodeError:
-        return None
+def _key(raw: bytes | None, eos_texts: frozenset[str]) -> bytes | None:
+    return EOS if raw is not None and raw.decode("utf-8", "replace") in eos_texts else raw
 
 
 def _encode(text: object) -> bytes | None:
-    if not isinstance(text, str) or len(text) > _MAX_TOKEN_BYTES or _UNREADABLE.search(text):
+    if not isinstance(text, str) or len(text) > _MAX_TOKEN_BYTES:
         return None
+    if _UNREADABLE.search(text):
+        return LOST
     try:
         return text.encode("utf-8")
     except UnicodeError:
@@ -526,7 +532,7 @@ class ReplyFormat:
         ]
 
     def key(self, token: object) -> bytes | None:
-        """Returns the bytes of a reported token; None if they are not complete text."""
+        """Returns the key of a reported token, as `token_key`."""
         return token_key(token, eos_texts=self.eos_texts, spell=self.spell)
 
     def _read(self, answer: ModelOutput, prefix: str) -> Probabilities:
@@ -636,7 +642,7 @@ def probe(
     entries = wire.entries(reply)
     if any(id_of_placeholder(entry) is not None for entry, _ in entries):
         load()
-    reported = wire.read(reply)
+    reported = {token: value for token, value in wire.read(reply).items() if is_whole(token)}
     if entries and not reported:
         _refuse_unreadable(name, entries)
     if not entries:
@@ -750,7 +756,8 @@ def _tests(wire: ReplyFormat, reply: Reply, name: str) -> list[tuple[str, Probab
     for number, (token, reported) in enumerate(wire.places(reply, _WRITTEN)):
         if number in _COMPARED_AFTER and reported:
             tests.append((text[:end], reported))
-        piece = (wire.key(token) or b"").decode()
+        key = wire.key(token)
+        piece = key.decode() if key is not None and is_whole(key) else ""
         piece = piece if number else piece.lstrip()  # servers may trim the text
         start = text.find(piece, end) if piece else -1
         plain = piece.replace("\u2581", " ").replace("\u0120", " ")  # SentencePiece's and byte-level BPE's space
@@ -824,7 +831,7 @@ def agreement(left: Probabilities, right: Probabilities) -> float:
 
 def _starts_anew(reported: Probabilities) -> bool:
     """Whether the likeliest token opens a new message instead of continuing the probe's prefix."""
-    text = max(reported, key=lambda token: reported[token]).decode().lower()
+    text = max(reported, key=lambda token: reported[token]).decode("utf-8", "replace").lower()
     return bool(text) and any(word.startswith(text) for word in _NEW_MESSAGES)
 
 

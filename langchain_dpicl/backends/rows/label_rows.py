@@ -7,12 +7,13 @@ import contextlib
 import math
 import re
 import sys
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,7 @@ from langchain_dpicl.backends.base import (
     Rows,
     Token,
 )
+from langchain_dpicl.backends.langchain.logprobs import LOST, is_whole
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.backends.sync_async import (
@@ -58,7 +60,7 @@ LEAST_WEIGHT = sys.float_info.min
 """Least content-free probability to divide by, where every label has a likelihood."""
 
 NO_LABEL = -1
-"""The place of tokens that begin a label and may be words of their own."""
+"""The place of tokens that begin a label and may as well begin another one or be words of their own."""
 
 LEAST_REPORTED = 1e-6
 """The same where labels may go unreported: those count at least the smallest probability that is reported."""
@@ -66,6 +68,7 @@ LEAST_REPORTED = 1e-6
 # Tokenizers cut before white space, before a sign inside a word, between letters and digits, and after three digits or
 # each; what is behind the cut is never in a first token.
 _FIRST_PIECE = re.compile(r"\d{1,3}|.[^\s\d!-/:-@\[-`{-~]*", re.DOTALL)
+_TURKISH_LOWER, _TURKISH_UPPER = str.maketrans("I\u0130", "\u0131i"), str.maketrans("i\u0131", "\u0130I")
 _GUESSED = ". Where they end is guessed, as the tokenizer is unknown; LangChainBackend(llm, tokenizer=...) knows it"
 
 
@@ -167,35 +170,44 @@ def calibrate_contextually(own: list[float], content_free: Sequence[list[float]]
     return [weight / total for weight in weights]
 
 
-def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tuple[Token, str]]) -> dict[Token, int]:
-    """Returns the tokens that begin texts of exactly one label, with that label's place, as `tokens_of_bytes`."""
-    own = _own_beginnings(labels)
-    label_of: dict[Token, int] = {}
+def tokens_of_vocabulary(
+    labels: Sequence[Sequence[str]],
+    decoded: Iterable[tuple[Token, str]],
+    encode: Callable[[str], Sequence[Token]] | None = None,
+) -> dict[Token, int]:
+    """Returns the tokens that begin texts, with the place of their label, as `tokens_of_bytes`.
+
+    A spelling whose first word is a token begins with no shorter one. Where tokens are bytes, parts of characters are
+    among them, as engines do not list these.
+    """
     spelled = [(token, word if (word := text.lstrip()) == text else f" {word}") for token, text in decoded]
-    # A label whose first word is a token begins with no shorter one.
-    words = {space + _first_piece(text) for text, space in product(_all_spellings(labels), ("", " "))}
-    whole = {word.casefold() for word in words & {word for _, word in spelled}}
+    words = {word for _, word in spelled}
+    own = _own_beginnings(labels, encode or (lambda text: [word.encode() for word in words & {_first_word(text)}]))
+    label_of: dict[Token, int] = {}
     for token, word in spelled:
-        place = own.get(word)
-        if place == NO_LABEL and any(one.startswith(word.casefold()) for one in whole):
-            place = None
+        place = own.get(LOST if "\ufffd" in word else word.encode())
         if place is not None:
             label_of[token] = place
+    if any(isinstance(token, bytes) for token, _ in spelled):
+        label_of |= {token: place for token, place in own.items() if not is_whole(token)}
     return _each_has_one(labels, label_of, set(label_of.values()))
 
 
 def tokens_of_bytes(
     labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
 ) -> dict[Token, int]:
-    """Returns the tokens that begin texts of exactly one label, of all byte strings that may be such a token.
+    """Returns the tokens that begin texts, of all byte strings that may be such a token, with the place of their label.
 
-    With and without a space in front; as written, lower, upper and capitalised; whole characters only. Beginnings that
-    run beyond the first token are included, but do not count as distinguishing. Shorter ones are other words:
+    With and without a space in front; as written, lower, upper and capitalised, as English and as Turkish do it; in the
+    Unicode form as written and composed. A token may be a part of a character. Beginnings that run beyond the first
+    token are included, but do not count as distinguishing. Where the tokenizer is known, there are none that are
+    shorter than its own first token of the spelling: those are other words. A beginning is no label's (`NO_LABEL`)
 
-    - where the tokenizer is known, all that are shorter than its own first token of the spelling;
-    - else those in `STOP_WORDS` as sentences write them (" a", " In"; "In" and "The" where the text is not written so),
-      unless one is the text's own first word. "in" without a space and "IN" count: "in|voice" and "IN|VOICE" begin so,
-      and an answer in words does not. These words are no label's (`NO_LABEL`).
+    - if texts of several labels begin so, in any of their spellings;
+    - if it may be a part of a character of a text, but the provider lost its bytes (`LOST`);
+    - where the tokenizer is unknown, if it is a word in `STOP_WORDS` as sentences write them (" a", " in"; "In" and
+      "The" where the text is not written so), unless it is the text's own first word. "in" without a space and "IN"
+      count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not.
 
     Args:
       labels: the texts of each label.
@@ -203,14 +215,13 @@ def tokens_of_bytes(
     """
     own = _own_beginnings(labels, encode)
     first = [token for text in _all_spellings(labels) for token in _first_tokens(text, encode)]
-    label_of: dict[Token, int] = {text.encode(): place for text, place in own.items()}
-    served = {label_of[token] for token in first if token in label_of}
-    return _each_has_one(labels, label_of, served, _GUESSED if encode is None else "")
+    served = {own[token] for token in first if token in own}
+    return _each_has_one(labels, own, served, _GUESSED if encode is None else "")
 
 
 def _each_has_one(
-    labels: Sequence[Sequence[str]], label_of: dict[Token, int], served: set[int], advice: str = ""
-) -> dict[Token, int]:
+    labels: Sequence[Sequence[str]], label_of: dict[Any, int], served: set[int], advice: str = ""
+) -> dict[Any, int]:
     missing = [texts for place, texts in enumerate(labels) if place not in served]
     if missing:
         raise ConfigurationError(
@@ -222,37 +233,28 @@ def _each_has_one(
     return label_of
 
 
-def _beginnings(labels: Sequence[Sequence[str]]) -> dict[str, int | None]:
-    """Returns every beginning of a case-folded text and its label; None where texts of several labels begin so."""
-    begun: dict[str, int | None] = {}
-    for place, texts in enumerate(labels):
-        for text in texts:
-            folded = text.strip().casefold()
-            for length in range(1, len(folded) + 1):
-                beginning = folded[:length]
-                begun[beginning] = place if begun.get(beginning, place) == place else None
-    return begun
-
-
 def _own_beginnings(
     labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
-) -> dict[str, int]:
-    """Returns the label of each beginning that counts, with and without a space; see `tokens_of_bytes`."""
-    begun, written = _beginnings(labels), {text.strip() for text in chain.from_iterable(labels)}
-    own: dict[str, int] = {}
-    for text in _all_spellings(labels):
-        known = _first_tokens(text, encode) if encode is not None else ()
-        for space, length in product(("", " "), range(1, len(text) + 1)):
-            place = begun.get(text[:length].casefold())
-            first = tuple([token for token in known if token.startswith(b" ") == bool(space)])
-            spelled = space + text[:length]
-            if place is None or (first and not spelled.encode().startswith(first)):
-                continue
-            if first or not _is_other_word(text, length, space, is_written=text in written):
-                own[spelled] = place
-            else:
-                own.setdefault(spelled, NO_LABEL)
-    return own
+) -> dict[bytes, int]:
+    """Returns the label of each beginning of a text, in bytes, with and without a space; see `tokens_of_bytes`."""
+    begun: dict[bytes, int] = {}
+    counting: set[bytes] = set()
+    for place, texts in enumerate(labels):
+        written = {form for text in texts for form in _forms(text)}
+        for text in _all_spellings([texts]):
+            first = _first_tokens(text, encode) if encode is not None else ()
+            for space in (b"", b" "):
+                known = tuple([token for token in first if token.startswith(b" ") == bool(space)])
+                for length in range(1, len(text.encode()) + 1):
+                    token = space + text.encode()[:length]
+                    if known and not token.startswith(known):
+                        continue
+                    begun[token] = place if begun.get(token, place) == place else NO_LABEL
+                    if not _is_other_word(token, text, is_written=text in written, is_first=bool(known)):
+                        counting.add(token)
+    if not all(text.isascii() for texts in labels for text in texts):
+        begun[LOST] = NO_LABEL
+    return {token: place if token in counting else NO_LABEL for token, place in begun.items()}
 
 
 def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:
@@ -264,19 +266,23 @@ def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) ->
     return [token for token in tokens if spelled.startswith((token, b" " + token))]
 
 
-def _is_other_word(text: str, length: int, space: str, *, is_written: bool) -> bool:
+def _is_other_word(token: bytes, text: str, *, is_written: bool, is_first: bool) -> bool:
     """Whether a beginning that is shorter than the first word is a word by itself, written as sentences write it.
 
+    So are the letters "a" and "I" where the label is written otherwise.
+
     Args:
+      token: the beginning, with a space in front or without.
       text: a spelling of a label.
-      length: of the beginning.
-      space: in front of it.
       is_written: whether the label is written so, as rows show it: an answer "Theft" then begins with "The".
+      is_first: whether it is known to be the first token of the text, or longer.
     """
-    beginning = text[:length]
-    is_word = length < len(_first_piece(text)) and beginning.casefold() in STOP_WORDS
-    as_first = beginning.istitle() and (length == 1 or space == " " or not is_written)
-    return is_word and (as_first or (space == " " and beginning.islower()))
+    beginning = token.decode("utf-8", "replace").lstrip()
+    word = _first_piece(text)
+    is_other = len(beginning) < len(word) and not is_first if len(word) > 1 else not is_written
+    is_word = is_other and beginning.casefold() in STOP_WORDS
+    as_first = beginning.istitle() and (len(beginning) == 1 or not is_written)
+    return is_word and (as_first or (token.startswith(b" ") and beginning.islower()))
 
 
 def _first_piece(text: str) -> str:
@@ -284,15 +290,33 @@ def _first_piece(text: str) -> str:
     return piece[0] if piece is not None else text
 
 
+def _first_word(text: str) -> str:
+    """Returns the first piece of a text that may have a space in front, with that space."""
+    plain = text.removeprefix(" ")
+    return text[: len(text) - len(plain)] + _first_piece(plain)
+
+
 def _all_spellings(labels: Sequence[Sequence[str]]) -> Iterator[str]:
     return chain.from_iterable(map(_spellings, chain.from_iterable(labels)))
 
 
+def _forms(text: str) -> tuple[str, ...]:
+    """Returns a text as it is and in composed Unicode, as models write it."""
+    return tuple(dict.fromkeys((text.strip(), unicodedata.normalize("NFC", text.strip()))))
+
+
 def _spellings(text: str) -> Iterator[str]:
-    """Yields a text as it is, and in other cases unless it begins with the letter "A" or "I", in one case a word."""
-    plain = text.strip()
-    is_letter = _first_piece(plain).casefold() in {"a", "i"}
-    yield from [plain] if is_letter else dict.fromkeys((plain, plain.lower(), plain.capitalize(), plain.upper()))
+    """Yields the forms of a text in other cases too."""
+    for plain in _forms(text):
+        if _first_piece(plain).casefold() in {"a", "i"}:
+            yield from (plain, plain.swapcase())
+            continue
+        folded = plain.casefold()  # "ss" in place of a sharp s
+        cases = [plain, plain.lower(), plain.capitalize(), plain.upper(), folded, folded.capitalize()]
+        if plain[0] in "iI" or not plain.isascii():
+            lower, upper = plain.translate(_TURKISH_LOWER).lower(), plain.translate(_TURKISH_UPPER).upper()
+            cases += [lower, upper[:1] + lower[1:], upper]
+        yield from dict.fromkeys(cases)
 
 
 def _check_sequence(values: object) -> Sequence[object] | None:
@@ -323,6 +347,21 @@ class OtherBackend(PublicChoiceBackend, Protocol):
 
     async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Async twin of `score_with_other`."""
+
+
+@runtime_checkable
+class FirstTokenBackend(NextTokenBackend, Protocol):
+    """Reports of a public prompt's first token what it reports of a private one's."""
+
+    def first_tokens(self, prompt: str) -> list[tuple[Token, float]]:
+        """Returns all that is reported after a PUBLIC prompt, likeliest first, parts of characters among it.
+
+        Raises:
+          ModelCallError: the call failed.
+        """
+
+    async def afirst_tokens(self, prompt: str) -> list[tuple[Token, float]]:
+        """Async twin of `first_tokens`."""
 
 
 def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: bool = False) -> Scorer:
@@ -530,9 +569,12 @@ class _FirstTokens(Scorer):
     def public(self, prompt: str) -> EffectGenerator[list[float]]:
         return self._shares((yield self._top_tokens(prompt)))
 
-    def _top_tokens(self, prompt: str) -> TopTokenRequest:
-        limit = self._engine.max_top_k
-        return TopTokenRequest(self._engine, prompt, (), len(self._engine.vocabulary()) if limit is None else limit)
+    def _top_tokens(self, prompt: str) -> TopTokenRequest | Call:
+        engine = self._engine
+        if isinstance(engine, FirstTokenBackend):
+            return Call(lambda: engine.first_tokens(prompt), lambda: engine.afirst_tokens(prompt))
+        limit = engine.max_top_k
+        return TopTokenRequest(engine, prompt, (), len(engine.vocabulary()) if limit is None else limit)
 
     def _shares(self, tokens: Sequence[tuple[Token, float]]) -> list[float]:
         own = self._place_of
@@ -545,17 +587,18 @@ def _or_other(row: list[float]) -> list[float]:
 
 
 def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> dict[Token, int]:
+    read: Callable[..., dict[Token, int]] = partial(tokens_of_bytes, labels)
     if engine.max_top_k is None:
-        return tokens_of_vocabulary(labels, ((token, engine.decode([token])) for token in engine.vocabulary()))
-    if not isinstance(engine.eos, bytes):
+        read = partial(tokens_of_vocabulary, labels, [(key, engine.decode([key])) for key in engine.vocabulary()])
+    elif not isinstance(engine.eos, bytes):
         raise CapabilityError(
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "
             'vocabulary their texts are not known; take an engine with a vocabulary, or votes="text"'
         )
     spell: Callable[[str], Sequence[Token]] | None = getattr(engine, "spell", None)
     with contextlib.suppress(CapabilityError):  # its tokenizer is unknown
-        return tokens_of_bytes(labels, spell)
-    return tokens_of_bytes(labels)
+        return read(spell)
+    return read()
 
 
 def _distinguishable_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -607,9 +650,9 @@ MOST_AT_ONCE = 64
 _NO_LABEL = (
     "The answer to a public prompt gives no label any probability ({}): rows with such answers {}. Rows that show "
     'records can name one where only records show how it is written (" X", "3"). Say in the prompt that a label is '
-    "wanted, give verbalizers as the model writes them, or its tokenizer (LangChainBackend(llm, tokenizer=...)), or "
-    "switch its thinking off; where the model writes the space before a label as a token of its own, end the prompt "
-    "with a space."
+    "wanted, give verbalizers that begin differently, as the model writes them, or its tokenizer "
+    "(LangChainBackend(llm, tokenizer=...)), or switch its thinking off; where the model writes the space before a "
+    "label as a token of its own, end the prompt with a space."
 )
 _ABSTAIN = "abstain too, private ones at the full charge, and if all do, noise alone decides"
 _COUNT_FOR_NONE = "count for none, private ones at the full charge, and if all do, the input gets no label"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
-from langchain_dpicl.backends.langchain.logprobs import next_token
+from langchain_dpicl.backends.langchain.logprobs import LOST, next_token
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import SPELLINGS, spelling_of
 from langchain_dpicl.backends.private_calls.public_calls import advice
@@ -154,8 +154,9 @@ class TestLogprobsOfOllama:
         payload = holder(content=listed) if nested else listed
         assert next_token(payload) == pytest.approx({b"a": 0.5, b"b": 0.25})
 
-    def test_bytes_that_the_sdk_has_lost_are_no_token(self) -> None:
-        assert next_token(logprob_objects({"\ufffd": 0.5, "b": 0.25}, 5)) == pytest.approx({b"b": 0.25})
+    def test_bytes_that_the_sdk_has_lost_are_no_token_of_their_own(self) -> None:
+        found = next_token(logprob_objects({"\ufffd": 0.5, "b": 0.25}, 5))
+        assert found == pytest.approx({LOST: 0.5, b"b": 0.25})
 
     @pytest.mark.parametrize(("reason", "expected"), [("stop", 1.0), ("length", 0.0)])
     def test_an_answer_that_the_model_ended_at_once_is_the_end(self, reason: str, expected: float) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_dpicl.backends.langchain.backend import LangChainBackend, PublicTokenizer, Tokenizer
-from langchain_dpicl.backends.langchain.logprobs import EOS, next_token
+from langchain_dpicl.backends.langchain.logprobs import EOS, LOST, next_token
 from langchain_dpicl.backends.langchain.tokenizer import CONTROL
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
@@ -296,10 +296,10 @@ class TestIdsFromAServer:
         spell = PublicTokenizer(local_encoding()).spelled
         entry = {"token": "\ufffd", "logprob": math.log(0.5), **lost}
         payload = {"content": [{"top_logprobs": [{**entry, name: NUMBERS["é"]}]}]}
-        assert next_token(payload) == {}
+        assert next_token(payload) == {LOST: pytest.approx(0.5)}
         assert next_token(payload, spell=spell) == {"é".encode(): pytest.approx(0.5)}
         half = {"content": [{"top_logprobs": [{**entry, name: 0xC3}]}]}  # the first byte of a character
-        assert next_token(half, spell=spell) == {}
+        assert next_token(half, spell=spell) == {b"\xc3": pytest.approx(0.5)}
 
     def test_of_entries_give_way_to_bytes_that_the_server_reports(self) -> None:
         spell = PublicTokenizer(local_encoding()).spelled

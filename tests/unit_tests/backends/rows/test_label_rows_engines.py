@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning
 from tests.canary import RECORD, VOTE, describe, leaks, observe
 from tests.contracts.backend import HOSTILE, same_bits
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word
@@ -143,6 +144,30 @@ class TestFirstTokens:
         for rows in (LabelRows(named, labels, calibrate=calibrate) for calibrate in (False, True)):
             assert asked(rows, (("query", "free"),)).tolist() == [[0.0, 1.0, 0.0]]
             assert asked_public(rows, ("query", "free")).tolist() == [0.0, 1.0, 0.0]
+
+    @pytest.mark.parametrize(
+        ("labels", "tokens", "read"),
+        [
+            ("Überweisung Überziehung Karte", (" Über", " Über", " Karte"), {2}),
+            ("الدفع الشحن مرتجع", (" ال", " ال", " مر"), {2}),
+            ("chargeback chargeoff refund", (" charge", " charge", " refund"), {2}),
+            ("返品 配送 支払", ("\udce8\udcbf", "配送", "\udce6"), {0, 1, 2}),
+            ("返品 配送 支払", ("\ufffd", "配送", "支払"), {1, 2}),
+            ("U\u0308belkeit O\u0308dem Schmerz", (" Übel", " Öd", " Schmerz"), {0, 1, 2}),
+            ("ılıman ilaç ağrı", (" Il", " İl", " ağ"), {1, 2}),
+            ("Outage Billing Other", (" Out", " Billing", " Other"), {0, 1, 2}),
+        ],
+    )
+    def test_a_token_names_its_label_or_none(self, labels: str, tokens: tuple[str, ...], read: set[int]) -> None:
+        """Whatever is reported beside a token that tells no labels apart, no other label gets its mass."""
+        answers = {f"<{place}>": {**dict.fromkeys(tokens, 0.01), token: 0.9} for place, token in enumerate(tokens)}
+        engine = as_choice_backend(ScriptedChat(answer=by_word(answers, OTHER)))
+        for place in range(len(tokens)):
+            rows = LabelRows(engine, [(label,) for label in labels.split()], calibrate=False)
+            row = asked(rows, ((f"<{place}>",),))[0]
+            with contextlib.nullcontext() if place in read else pytest.warns(NoisyPlanWarning, match="tokenizer="):
+                assert same_bits(asked_public(rows, (f"<{place}>",)), row)
+            assert row[place] > 0.8 if place in read else not row.any(), row
 
     def test_a_server_with_its_whole_vocabulary_is_read_by_that(self) -> None:
         table = {" card": 0.25, "CASH": 0.25, "fee": 0.125, "ca": 0.125, "x": 0.25}
