@@ -56,6 +56,14 @@ def this_process() -> tuple[int, int]:
     return os.getpid(), _forks
 
 
+_FIRST = this_process()
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had imported this package."""
+    return this_process() != _FIRST
+
+
 class PerProcess(Generic[T]):
     """What each process has of its own: a gate or lock that a thread held at a fork would stay shut in the child.
 

@@ -66,7 +66,7 @@ from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.curator import Record, release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.results import FreeFormResult, Receipt
-from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, TenantRegistry, scope_of_plan, traits_of
+from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, scope_of_plan, traits_of
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import design_of_queries, plan_queries
 from langchain_dpicl.runs.query_runnable import QueryRunnable, served
@@ -631,9 +631,6 @@ def _check_candidates(candidates: tuple[str, ...]) -> None:
         raise fail("candidates", _CHOICE, len(candidates), _TOO_FEW)
 
 
-MOST_OWED = 512
-"""Releases of one tenant that wait for their answer to be written; from half of them on no more are begun."""
-
 TextAnswers: TypeAlias = EmbeddingAnswers | KeywordAnswers
 
 
@@ -890,7 +887,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
             plan=plan,
             wording=maker.wording,
             maker=maker,
-            owed=TenantRegistry(memo_size=MOST_OWED),
+            owed={},
             memo=maker.memo(memo, private=private, budget=spender, share=share, report=report),
             **fields,
         )
@@ -902,14 +899,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         """Asks for candidates, which calls every model that the release needs; without a ticket for one answer."""
         prompts = self.wording.renderer([query])
         variables = dict(zip(self.wording.input_variables, query, strict=True))
-        tenant = self.tenants.of(config)
-        pays = self.on_exhausted == "raise" or self._has_ticket(tenant)
-        # As many again may be on their way.
-        if pays and self.memo is None and (waiting := self.owed.num_cached(tenant)) >= self.owed.memo_size // 2:
-            raise ModelCallError(
-                f"{waiting} releases of this tenant wait for a public call to {self.maker.public.name} that writes "
-                "their answers. Nothing was charged for this query: ask one of those again first"
-            )
+        pays = self.on_exhausted == "raise" or self._has_ticket(self.tenants.of(config))
         said = yield from self.maker.public.before(prompts(())[0], variables, config, pays=pays)
         aggregation = (yield from self.maker.space.prepared(query, said.candidates)) if pays else None
         return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)
@@ -938,7 +928,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
 
     @override
     def _read_memo(self, tenant: Tenant, query: Query) -> AnswerOutcome | None:
-        owed: AnswerOutcome | None = self.owed.recall(tenant, query)
+        owed: AnswerOutcome | None = self.owed.get((tenant.name, query))
         if owed is not None and self.memo is None:
             return owed
         stored: AnswerOutcome | None = super()._read_memo(
@@ -957,13 +947,13 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         """Writes the answer from released keywords; until then the release is kept in `owed`."""
         if outcome.answer is None:
             owed = outcome
-            self.owed.remember(
-                tenant, query, owed
-            )  # first: the call below may fail or be cancelled, and the release is charged
+            # First: the call below may fail or be cancelled, and the release is charged. Tickets limit how many wait.
+            self.owed[tenant.name, query] = owed
             answer = yield from self._written(query, owed.keywords or (), config)
             outcome = dataclasses.replace(owed, answer=answer)
             self._keep(tenant, query, outcome, instead_of=owed)
-            self.owed.forget(tenant, query, owed)
+            if self.owed.get((tenant.name, query)) is owed:
+                self.owed.pop((tenant.name, query), None)
         finished: AnswerOutcome = yield from super()._finished(tenant, query, outcome, config)
         return finished
 

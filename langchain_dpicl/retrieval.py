@@ -28,7 +28,6 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import NoisyPlanWarning, PrivacyBudgetExceededError
 from langchain_dpicl.free_form import (
-    MOST_OWED,
     AnswerMaker,
     AnswerOutcome,
     DPFreeFormRunnable,
@@ -77,7 +76,6 @@ from langchain_dpicl.privacy.private_examples import PrivateExamples
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.samples import FilteredQuery, FilteredSample, FilterShare, open_participants
 from langchain_dpicl.results import FreeFormResult, Receipt, RetrievalResult
-from langchain_dpicl.runs.answer_memo import TenantRegistry
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, TicketCharge, served
 from langchain_dpicl.stores.beside_ledgers import SQLiteBalances
@@ -941,7 +939,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
         return cls(
             wording=maker.wording,
             maker=maker,
-            owed=TenantRegistry(memo_size=MOST_OWED),
+            owed={},
             memo=maker.memo(memo, private=private, budget=spender, share=handles["share"], report=report),
             **handles,
             **fields,

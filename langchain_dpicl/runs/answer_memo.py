@@ -152,10 +152,6 @@ class TenantRegistry:
         """Returns the number of a tenant's queries that were charged or are running."""
         return self._used.get(name, 0)
 
-    def num_cached(self, tenant: Tenant) -> int:
-        """Returns the number of the tenant's cached outcomes."""
-        return len(self._told.get(tenant.name, ()))
-
     def recall(self, tenant: Tenant, key: Hashable) -> Any:
         """Returns the tenant's cached outcome, or None."""
         with self._lock.here:
@@ -180,13 +176,6 @@ class TenantRegistry:
             # Names come from callers: without this bound they could fill the memory.
             if len(self._told) > _MOST_TENANTS:
                 self._told.popitem(last=False)
-
-    def forget(self, tenant: Tenant, key: Hashable, outcome: Any) -> None:
-        """Removes an outcome from the cache, unless another one replaced it."""
-        with self._lock.here:
-            memo = self._told.get(tenant.name)
-            if memo is not None and memo.get(key) is outcome:
-                del memo[key]
 
     def turn(self, tenant: Tenant, key: Hashable) -> AbstractContextManager[FairSemaphore | None]:
         """Yields the gate that concurrent equal queries share, so that one is charged and the others read the cache.

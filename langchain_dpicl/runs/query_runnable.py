@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
@@ -706,32 +707,35 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             for value, one in zip(inputs, configs, strict=False)  # LangChain refuses another number of configs
         ]
         if self.tenants.memo_size:
-            asked = list({(tenant.name, query): (tenant, query) for tenant, query in asked}.values())  # one is charged
+            asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
         try:
-            groups = list(self._left_of_each(asked))
+            left = self.share.remaining(QUERY_TEMPLATE)
+            beyond = list(self._beyond_caps(asked))
         except LedgerError:
             if any(self._read_memo(*one) is None for one in asked):
                 raise
             return
-        for tenant, left, those in groups:
-            if left < len(those) and (left > 0 or tenant is not None):
-                new = [one for one in those if self._read_memo(*one) is None]
-                if left < len(new):
-                    raise self._too_many(len(new), left, tenant)
+        if not beyond and not 0 < left < len(asked):
+            return
+        new = [one for one in asked if self._read_memo(*one) is None]
+        if 0 < left < len(new):
+            raise self._too_many(len(new), left, None)
+        for tenant, left_of_tenant in beyond:
+            theirs = [one for one in new if one[0].name == tenant.name]
+            if left_of_tenant < len(theirs) and (left_of_tenant > 0 or len(theirs) < len(new)):
+                raise self._too_many(len(theirs), left_of_tenant, tenant)
 
-    def _left_of_each(
-        self, asked: list[tuple[Tenant, Query]]
-    ) -> Iterator[tuple[Tenant | None, int, list[tuple[Tenant, Query]]]]:
-        """Yields how many queries are left for which of these: first for all, then for each tenant that has a cap."""
-        yield None, self.share.remaining(QUERY_TEMPLATE), asked
-        by_tenant: dict[str, list[tuple[Tenant, Query]]] = {}
-        for one in asked:
-            if one[0].cap is not None:
-                by_tenant.setdefault(one[0].name, []).append(one)
-        for those in by_tenant.values():
-            # Each of a batch may have a cap of its own; the least holds.
-            least = min((tenant for tenant, _ in those), key=lambda tenant: tenant.cap or 0)
-            yield least, max(0, self._left_of(least)), those
+    def _beyond_caps(self, asked: list[tuple[Tenant, Query]]) -> Iterator[tuple[Tenant, int]]:
+        """Yields the tenants that ask more than their cap leaves, and what it leaves.
+
+        Each query may have a cap of its own: the largest one that a tenant's have counts, so that nothing is refused
+        which could be granted.
+        """
+        count = Counter(tenant.name for tenant, _ in asked)
+        most = {tenant.name: tenant for tenant, _ in sorted(asked, key=lambda one: one[0].cap or 0)}
+        for tenant in most.values():
+            if tenant.cap is not None and (left := max(0, self._left_of(tenant))) < count[tenant.name]:
+                yield tenant, left
 
     def _too_many(self, asked: int, left: int, tenant: Tenant | None) -> PrivacyBudgetExceededError:
         """Returns the refusal of a batch; `tenant`: whose cap it is beyond, None: the budget's."""

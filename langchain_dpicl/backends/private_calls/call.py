@@ -567,7 +567,7 @@ class SilentModel:
         try:
             try:
                 _trace_nothing()
-                with watch_runs(call, _probe_text(request)), lend_threads(threads):
+                with watch_runs(call, _probe_text(request)), lend_threads(threads, is_always=True):
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
                     with passage.calling():

@@ -10,7 +10,7 @@ import ssl
 import weakref
 from typing import Any
 
-from langchain_dpicl._opaque import PerProcess
+from langchain_dpicl._opaque import PerProcess, is_forked
 
 # What calls of models went through in this process, pools of httpcore and connections of `http.client`: nothing in
 # these is shared. Others may hold what is: an application may call, here and in a forked process, without code of ours.
@@ -66,22 +66,28 @@ def _leave_all(pool: Any) -> None:
 
 def _leave(connection: Any) -> None:
     plain = connection.sock
-    if plain is not None and _opens_it_again(connection):
-        # Not by its `close`, which waits where another thread reads the reply: here no thread of the parent ends that.
-        connection.sock = None
-        plain.close()
+    if plain is None:
+        return
+    if not _opens_it_again(connection):
+        if not is_forked():
+            return
+        connection.auto_open = 0  # its calls fail: elsewhere is not where they are meant to go
+    # Not by its `close`, which waits where another thread reads the reply: here no thread of the parent ends that.
+    connection.sock = None
+    plain.close()
 
 
 def _opens_it_again(connection: Any) -> bool:
     """Whether the `connect` of a connection leads where its socket does: one that it was given may lead elsewhere."""
     opens = next(kind for kind in type(connection).__mro__ if "connect" in vars(kind))
-    if opens.__module__ != http.client.__name__:
+    if "connect" in vars(connection) or opens.__module__ != http.client.__name__:
         return True
     plain = connection.sock
-    with contextlib.suppress(OSError):  # nobody is at the other end
-        is_plain = isinstance(plain, ssl.SSLSocket) == isinstance(connection, http.client.HTTPSConnection)
-        is_there = plain.family in {socket.AF_INET, socket.AF_INET6} and plain.getpeername()[1] == connection.port
-        return is_plain and is_there
+    trusts = plain.context if isinstance(plain, ssl.SSLSocket) else None
+    with contextlib.suppress(OSError, AttributeError):  # nobody is at the other end; not a socket
+        named = socket.getaddrinfo(connection.host, connection.port, plain.family, socket.SOCK_STREAM)
+        is_there = plain.getpeername()[:2] in {where[:2] for *_, where in named}
+        return is_there and trusts is getattr(connection, "_context", None)
     return False
 
 

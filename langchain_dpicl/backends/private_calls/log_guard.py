@@ -56,8 +56,13 @@ _CALL: contextvars.ContextVar[CallMark | None] = contextvars.ContextVar("dpicl_s
 EXCHANGE: contextvars.ContextVar[Any] = contextvars.ContextVar("dpicl_exchange", default=None)
 """The limited HTTP exchange that the current code is part of; handed to threads with the mark."""
 
-_LENT: contextvars.ContextVar[tuple[Any, Any]] = contextvars.ContextVar("dpicl_lent_threads", default=(None, None))
-"""An event loop, and the threads that do what is handed to its own; handed to threads with the mark."""
+_LENT: contextvars.ContextVar[tuple[Any, Any, bool]] = contextvars.ContextVar(
+    "dpicl_lent_threads", default=(None, None, False)
+)
+"""An event loop, the threads that do what is handed to its own, and whether also where the application chose those.
+
+Handed to threads with the mark.
+"""
 
 
 def begin(*, withholds: bool, passage: Any = None) -> CallMark:
@@ -239,10 +244,11 @@ def _run_in_executor(
     inner: Callable[..., Any], _: CallMark | None, loop: Any, /, executor: Any, *work: Any, **named: Any
 ) -> Any:
     """Gives what is handed to the threads of an event loop to those that are lent in their place."""
-    lent_to, threads = _LENT.get()
-    is_own = executor is None or executor is getattr(loop, "_default_executor", None)
-    if is_own and threads is not None and loop is lent_to:
-        executor = threads
+    lent_to, threads, is_always = _LENT.get()
+    own = getattr(loop, "_default_executor", None)
+    is_usual = own is None or getattr(own, "_thread_name_prefix", "") == "asyncio"  # nobody chose it
+    if (executor is None and (is_usual or is_always)) or (is_always and executor is own):
+        executor = threads if threads is not None and loop is lent_to else executor
     return inner(loop, executor, *work, **named)
 
 
@@ -369,8 +375,10 @@ _LOOPS: dict[type, GuardedMethod] = {}
 
 
 @contextlib.contextmanager
-def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None) -> Iterator[None]:
+def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_always: bool = False) -> Iterator[None]:
     """Has `threads` do what the block, which awaits, hands to the threads of its event loop; None: the loop's own do.
+
+    Threads that the application chose, which may be more or have something of their own, go on unless `is_always`.
 
     As LangChain's default `_agenerate`, its calls of observers, the class of OpenAI and name lookups do: blocking code
     in all of the loop's may wait for the end of the block. Loops that a model runs itself keep their threads, and so do
@@ -391,7 +399,7 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None) -> Itera
     if kind is not None:
         with contextlib.suppress(TypeError):
             _LOOPS[kind].install_guard()
-    token = _LENT.set((loop, threads))
+    token = _LENT.set((loop, threads, is_always))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import EmbeddingAnswers, FewShotTask, LabelAnswers, Noise, Rows, Serving, free_form
+from langchain_dpicl import EmbeddingAnswers, FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -454,7 +454,8 @@ class TestBothSpaces:
         component = make(answers=usual.replace(writer=RunnableLambda(lambda _: "ask the bank")))
 
         async def both() -> list[str]:
-            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+            own = ThreadPoolExecutor(1, thread_name_prefix="asyncio")  # as the loop makes it itself
+            asyncio.get_running_loop().set_default_executor(own)
             watched: Any = {"callbacks": [BaseCallbackHandler()]}
             asked: list[asyncio.Future[str]] = []
             with component.tenants.turn(component.tenants.of({}), ("now?",)) as gate:
@@ -573,18 +574,18 @@ def test_a_release_whose_answer_could_not_be_written_is_kept_and_finished_for_fr
     assert (again.answer, charged(component)) == (("Ask the bank.", 1) if memo_size else ("Again.", 2))
 
 
-def test_a_new_question_costs_nothing_while_too_many_answers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another release would take the place of one that is paid for."""
-    monkeypatch.setattr(free_form, "MOST_OWED", 2)
+def test_all_releases_wait_for_their_answer_however_many_and_whosever_they_are() -> None:
     said = {"Words": ""}
     writer = RunnableLambda(lambda prompt: next((said[key] for key in said if key in str(prompt)), "zero-shot"))
-    component = keywords(answers=WORDS.replace(writer=writer))
-    for question, error in (("one?", "asking again"), ("two?", "Nothing was charged")):
-        with pytest.raises(ModelCallError, match=error):
-            component.invoke(question)
+    component = keywords(answers=WORDS.replace(writer=writer), max_queries=300, serving=Serving(memo_size=1))
+    asked = [(f"{place}?", {"configurable": {"tenant": f"{place % 20}"}}) for place in range(270)]
+    for question, config in asked:
+        with pytest.raises(ModelCallError, match="asking again"):
+            component.invoke(question, config)
     said["Words"] = "In time."
-    assert (charged(component), component.invoke("one?"), charged(component)) == (1, "In time.", 1)
-    assert component.invoke("two?") == "In time."
+    assert {component.invoke(question, config) for question, config in asked} == {"In time."}
+    assert charged(component) == 270
+    assert not component.owed
 
 
 def test_what_one_tenant_is_owed_no_other_is_told() -> None:

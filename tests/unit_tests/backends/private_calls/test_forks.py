@@ -302,6 +302,26 @@ def test_a_socket_that_a_connection_was_given_stays() -> None:
 
         assert act("public") == said(act, "private") == "ok"
         assert b"private" in ends[1].recv(10_000)
+        assert holds_in_child(lambda: ask(silence(Written(act=act)), "child", retry=RETRY).answer is None)
+        assert said(act, "parent") == "ok"
+        assert b"parent" in (sent := ends[1].recv(10_000))
+        assert b"child" not in sent
+
+
+def test_a_socket_to_another_place_than_the_connections_own_stays() -> None:
+    """A pinned address, or the end of a tunnel, at the same port."""
+    with recording() as (root, ports):
+        port = int(root.rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.2", port)
+        connection.sock = socket.create_connection(("127.0.0.1", port))
+
+        def act(text: str) -> str:
+            connection.request("POST", "/", text)
+            return connection.getresponse().read().decode()
+
+        assert [act("public"), said(act, "private")] == ["public", "private"]
+        assert ports("public") == ports("private")
+        connection.close()
 
 
 def test_embeddings_of_parent_and_child_never_share_a_connection() -> None:
