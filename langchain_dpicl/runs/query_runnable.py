@@ -965,9 +965,9 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
     def _told_refused(
         self, query: Query, prepared: Any, refusal: Mapping[str, Any], config: RunnableConfig
     ) -> EffectGenerator[Any]:
-        """Reports a refusal, then answers without private records (an effect generator)."""
+        """Answers without private records and reports the refusal (an effect generator)."""
+        outcome = yield from self._zero_shot(query, prepared, config)  # first: it may fail, and the report names it
         yield _notification(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
-        outcome = yield from self._zero_shot(query, prepared, config)
         return (yield from self._told(outcome, "zero-shot", None, config))
 
     def _receipt(self, source: Source, ticket: Reservation | None) -> Receipt:

@@ -110,10 +110,15 @@ class Keywords:
         """
         left_out = {part for word in stop_words for part in _parts(word)}
         counts: Counter[str] = Counter()
+        num_spaced = num_unspaced = 0
         for text in _texts("texts", texts):
-            counts.update({part for part in _parts(text) if _is_word(part) and not is_unspaced(part)} - left_out)
+            words = [part for part in _parts(text) if _is_word(part)]
+            spaced = [word for word in words if not is_unspaced(word)]
+            num_spaced += sum(map(len, spaced))
+            num_unspaced += len(words) - len(spaced)
+            counts.update(set(spaced) - left_out)
         ranked = sorted(counts, key=lambda word: (-counts[word], -len(word), word))
-        if not ranked:
+        if not ranked or num_unspaced > num_spaced:  # numbers and names of such a text say little of it
             raise ConfigurationError(
                 "expected public texts with words other than stop words, found none; give others, or keywords= where a "
                 "script writes no spaces between words"

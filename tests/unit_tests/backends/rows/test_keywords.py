@@ -186,7 +186,9 @@ class TestDomains:
         keywords = Keywords.of_texts(texts, most=20)
         assert np.maximum(*(keywords.bits(text) for text in texts)).tolist() == [1.0] * len(keywords)
 
-    @pytest.mark.parametrize("texts", [[], [""], ["the, of!"], ["信用卡丢了"], "boat", [b"boat"]], ids=repr)
+    @pytest.mark.parametrize(
+        "texts", [[], [""], ["the, of!"], ["信用卡丢了"], ["24 小时内补办信用卡 ATM"], "boat", [b"boat"]], ids=repr
+    )
     def test_texts_without_words_are_refused(self, texts: object) -> None:
         with pytest.raises(ConfigurationError):
             Keywords.of_texts(texts, most=3)  # type: ignore[arg-type]
