@@ -31,4 +31,5 @@ def idle(say: Callable[[str], object]) -> int:
 
 def keep() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below nohup, which lets it be ignored
-    return _keep_workers(2, functools.partial(_work, idle, explain), lambda text: os.write(1, f"{text}\n".encode()))
+    work = functools.partial(_work, idle, explain)
+    return _keep_workers(2, work, lambda text: os.write(1, f"{text}\n".encode()), closing=15)

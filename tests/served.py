@@ -185,12 +185,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *options: str, before: str = "", **environment: str) -> Iterator[Server]:
+def served(
+    folder: Path, *options: str, before: str = "", end: str = "console()", **environment: str
+) -> Iterator[Server]:
     """Runs the command in a folder with settings; ends it and its workers, whatever became of it.
 
-    `before` is code that runs first. The system gives the port: a free one that is looked for first may be another's by the time it is used.
+    `before` is code that runs first, `end` what runs the command. The system gives the port: a free one that is looked for
+    first may be another's by the time it is used.
     """
-    code = f"{before}import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
+    code = f"{before}import sys; from langchain_dpicl.cli.main import console, main; {end}"
     command = [sys.executable, "-c", code, "serve", "--config", "app.toml", "--port", "0", *options]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": paths, **environment}

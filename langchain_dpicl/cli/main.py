@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from langchain_dpicl.cli.check import add_audit, add_report, run_audit
 from langchain_dpicl.cli.inputs import add_flags, add_settings, as_typed, read_json
@@ -35,7 +35,7 @@ from langchain_dpicl.cli.runs import (
     run_label,
     run_train,
 )
-from langchain_dpicl.cli.serve import add_mcp, add_serve, run_mcp, run_serve
+from langchain_dpicl.cli.serve import add_mcp, add_serve, end_process, run_mcp, run_serve
 from langchain_dpicl.cli.vote import (
     add_choose,
     add_discover,
@@ -65,6 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:] if argv is None else argv, is_closed=is_closed)
     finally:
         _flush()
+
+
+def console() -> NoReturn:
+    """Runs the command in a process of its own, and ends it."""
+    if sys.argv[1:2] in (["serve"], ["mcp"]):
+        end_process(main)
+    sys.exit(main())
 
 
 def _run(typed: Sequence[str], *, is_closed: bool) -> int:
@@ -320,4 +327,4 @@ def _show(output: CommandOutput, typed: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_dpicl.cli.inputs import (
     TABLES,
@@ -382,7 +382,8 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
         serve = functools.partial(_serve, app, folder, listening)
         if arguments.workers == 1:
             return serve(complain)
-        return _keep_workers(arguments.workers, functools.partial(_work, serve, explain), complain)
+        work = functools.partial(_work, serve, explain)
+        return _keep_workers(arguments.workers, work, complain, closing=_closing(app))
 
 
 @contextlib.contextmanager
@@ -434,11 +435,22 @@ def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
     _end_with_terminal()
     running = running_of(app, folder)
-    return _listen(create_app(running), running.service, listening, say)
+    return _listen(create_app(running), running.service, listening, say, closing=_closing(app))
+
+
+def _closing(app: App) -> float:
+    """Returns how many seconds closing a service may take, which may have to wait for the ledger."""
+    return max(_CLOSING, app.limits.ledger_timeout)
 
 
 def _listen(
-    asked: Any, service: Service, listening: socket.socket, say: Callable[[str], object], *, path: str = ""
+    asked: Any,
+    service: Service,
+    listening: socket.socket,
+    say: Callable[[str], object],
+    *,
+    closing: float,
+    path: str = "",
 ) -> int:
     """Says where an application is, and serves it in this process until a signal ends it."""
     import uvicorn
@@ -454,17 +466,31 @@ def _listen(
     log_charges()
     server = uvicorn.Server(config)
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.force_exit)  # what a second Ctrl-C cuts off
-    threading.Thread(target=_end_in_time, args=(server,), daemon=True).start()
-    server.run(sockets=[listening])
+    has_ended = threading.Event()
+    threading.Thread(target=_end_in_time, args=(server, has_ended, closing), daemon=True).start()
+    try:
+        server.run(sockets=[listening])
+    finally:
+        has_ended.set()
     return DONE
 
 
-def _end_in_time(server: uvicorn.Server) -> None:
-    """Ends the process when its time to stop is over: Python's exit waits for threads whose model calls hang."""
-    while not server.should_exit:
-        time.sleep(_LOOK_S)
-    time.sleep(_GRACE + _CLOSING)
-    os._exit(DONE)
+def _end_in_time(server: uvicorn.Server, has_ended: threading.Event, closing: float) -> None:
+    """Ends the process when a server's time to stop is over: its end waits for threads whose model calls hang."""
+    while not has_ended.wait(_LOOK_S):
+        if server.should_exit and not has_ended.wait(_GRACE + closing):
+            os._exit(INTERRUPTED if signal.SIGINT in getattr(server, "_captured_signals", ()) else DONE)
+
+
+def end_process(run: Callable[[], int]) -> NoReturn:
+    """Runs a service and ends its process, soon also where Python's exit waits for a thread whose model call hangs."""
+    try:
+        sys.exit(run())
+    except SystemExit as ended:
+        timer = threading.Timer(_CLOSING, os._exit, [ended.code or DONE])
+        timer.daemon = True
+        timer.start()
+        raise
 
 
 def _end_with_terminal() -> None:
@@ -477,7 +503,9 @@ def _end_with_terminal() -> None:
 # -- several workers -------------------------------------------------------------------------------------------------
 
 
-def _keep_workers(count: int, work: Callable[[Connection | None], None], complain: Callable[[str], object]) -> int:
+def _keep_workers(
+    count: int, work: Callable[[Connection | None], None], complain: Callable[[str], object], *, closing: float
+) -> int:
     """Starts workers, and another one in place of each that ends, until it is stopped; returns the exit code.
 
     The first one builds everything before the others start, so that a fault of the settings is explained once. Where
@@ -522,7 +550,7 @@ def _keep_workers(count: int, work: Callable[[Connection | None], None], complai
                 start()
             time.sleep(_LOOK_S)
     finally:
-        _end(workers)
+        _end(workers, closing)
     return DONE
 
 
@@ -532,11 +560,11 @@ def _only_ended(code: int, complain: Callable[[str], object]) -> int:
     return code if code > 0 else VIOLATED
 
 
-def _end(workers: Sequence[SpawnProcess]) -> None:
+def _end(workers: Sequence[SpawnProcess], closing: float) -> None:
     """Lets workers finish what runs, and kills those that do not end in time."""
     for each in workers:
         each.terminate()
-    until = time.monotonic() + _GRACE + _CLOSING
+    until = time.monotonic() + _GRACE + closing
     for each in workers:
         each.join(max(until - time.monotonic(), 0))
     for each in workers:
@@ -561,7 +589,7 @@ def _work(serve: Callable[[Callable[[str], object]], int], explain: Explain, bui
         signal.signal(number, signal.SIG_IGN)  # of a terminal, which sends it to the parent too
     threading.Thread(target=_end_with_parent, daemon=True).start()
     say = _say_nothing if built is None else built.send
-    sys.exit(explain(lambda: serve(say), sys.argv[1:], quiet=built is None))
+    end_process(lambda: explain(lambda: serve(say), sys.argv[1:], quiet=built is None))
 
 
 def _say_nothing(_: str) -> None:
@@ -642,7 +670,7 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
     with _bound(arguments) as listening, _service_of(app, _keys(app.tenants)) as service:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
         _end_with_terminal()
-        return _listen(create_app(service), service, listening, complain, path="/mcp")
+        return _listen(create_app(service), service, listening, complain, closing=_closing(app), path="/mcp")
 
 
 @contextlib.contextmanager

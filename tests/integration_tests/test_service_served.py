@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import socket
 import sys
 import threading
@@ -22,7 +24,8 @@ import httpx
 import uvicorn
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler
-from langchain_dpicl.cli.serve import _bound, _listen
+from langchain_dpicl.cli import serve
+from langchain_dpicl.cli.serve import ServiceLimits, _bound, _listen
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import open_store
@@ -68,15 +71,47 @@ def test_a_server_grants_what_the_ledger_has_and_ends_in_order(
     budget.budget.close()
 
 
+_SOON = "import threading; from langchain_dpicl.cli import serve; serve._GRACE = serve._CLOSING = 1; "
+_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+
+
 @pytest.mark.loopback
-def test_a_call_that_hangs_in_a_thread_does_not_keep_a_server_from_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_call_that_hangs_in_a_thread_does_not_keep_a_process_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
     new_folder(tmp_path, monkeypatch)
-    before = "import threading; threading.Thread(target=threading.Event().wait).start(); "
-    before += "from langchain_dpicl.cli import serve; serve._GRACE = serve._CLOSING = 1; "
-    with served(tmp_path, before=before, DPICL_LEDGER=new_ledger("budget.db")) as server:
-        assert server.stop()[0] == 0
+    hangs = "threading.Thread(target=threading.Event().wait).start(); "
+    with served(tmp_path, before=_SOON + _CTRL_C + hangs, DPICL_LEDGER=new_ledger("budget.db")) as server:
+        assert server.stop(number)[0] == code
+
+
+@pytest.mark.loopback
+def test_a_program_that_serves_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_folder(tmp_path, monkeypatch)
+    end = "main(); [each.join() for each in threading.enumerate() if each.daemon]; sys.exit(7)"
+    with served(tmp_path, before=_SOON + _CTRL_C, end=end, DPICL_LEDGER=new_ledger("budget.db")) as server:
+        assert server.stop(signal.SIGINT)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "ends", "codes"), [(signal.SIGTERM, False, [0]), (signal.SIGINT, False, [130]), (2, True, [])]
+)
+def test_a_server_that_does_not_end_in_its_time_is_ended(
+    monkeypatch: pytest.MonkeyPatch, stopped_by: int, *, ends: bool, codes: list[int]
+) -> None:
+    has_ended, found = threading.Event(), list[int]()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return bool(found) or (ends and len(waits) > 1)
+
+    monkeypatch.setattr(has_ended, "wait", wait)
+    monkeypatch.setattr(os, "_exit", found.append)
+    server = SimpleNamespace(should_exit=True, _captured_signals=[stopped_by])
+    serve._end_in_time(server, has_ended, serve._closing(SimpleNamespace(limits=ServiceLimits(ledger_timeout=300))))  # type: ignore[arg-type]
+    assert (found, waits[1]) == (codes, 330)
 
 
 async def test_either_database_grants_exactly_its_tickets(
@@ -171,7 +206,7 @@ def test_of_two_that_start_at_one_time_the_second_says_that_the_port_is_taken() 
         with _bound(asked) as second:  # which the system lets both have, until one listens
             first.listen()
             with pytest.raises(ConfigurationError, match=f"--port: .*:{asked.port} .Address already in use"):
-                _listen(app, SimpleNamespace(offered=["ask"]), second, said.append)  # type: ignore[arg-type]
+                _listen(app, SimpleNamespace(offered=["ask"]), second, said.append, closing=1)  # type: ignore[arg-type]
     assert not said
 
 

@@ -333,7 +333,7 @@ def over_standard_input(config: Path, before: str = "") -> StdioServerParameters
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     # A shell starts jobs in the background with Ctrl-C ignored, which is inherited.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code += f"; {before}from langchain_dpicl.cli.main import main; sys.exit(main())"
+    code += f"; {before}from langchain_dpicl.cli.main import console; console()"
     arguments = ["-c", code, "mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
     return StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
 
