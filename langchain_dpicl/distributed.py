@@ -1071,7 +1071,7 @@ def _plain(options: Any) -> dict[str, Any]:
 def _place_of_secret(value: Any, *names: str) -> tuple[str, ...] | None:
     """Returns which names lead to text that has a password, or stands under a name that keys have; None: there is none.
 
-    `max_tokens=60` is no text. Of the names those are returned that hold no secret themselves.
+    `max_tokens=60` is no text. Of the names those are returned that hold no address.
     """
     if isinstance(value, dict):
         found = (names if _SECRET.search(key) else _place_of_secret(one, *names, key) for key, one in value.items())

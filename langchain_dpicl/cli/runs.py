@@ -370,8 +370,8 @@ def executor_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, 
     size = max(4096, len(settings.data.labels or ()) * settings.get("shots_per_label", 1))
     if ledger is not None:
         _memo(told["budget"]["ledger"], size, may_make=True)
-    # As text: fields of a grammar may be called as keys are, which options may not.
-    decoding = json.dumps(told.pop("decoding", None))
+    # As lines of text: fields of a grammar may be called as keys are, which options may not.
+    decoding = json.dumps(told.pop("decoding", None), indent=0).splitlines()
     workers = RayExecutor(
         "langchain_dpicl.cli.runs:make_workplace",
         options={"settings": told, "decoding": decoding, "memo_size": size},
@@ -382,11 +382,11 @@ def executor_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, 
     return {"executor": workers}
 
 
-def make_workplace(*, settings: dict[str, Any], decoding: str, memo_size: int) -> Workplace:
+def make_workplace(*, settings: dict[str, Any], decoding: list[str], memo_size: int) -> Workplace:
     """Makes the worker's context from the settings that the driver sent it."""
     from langchain_dpicl.distributed import Workplace
 
-    table = json.loads(decoding)
+    table = json.loads("\n".join(decoding))
     told = settings_of(settings if table is None else {**settings, "decoding": table})
     model = _writer(told, told.model)
     if told.method == "evolution":  # its workers see no record

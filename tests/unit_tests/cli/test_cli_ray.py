@@ -102,12 +102,14 @@ class TestARunWithWorkers:
         assert RECORD not in json.dumps(options)
 
     def test_may_write_fields_that_are_called_as_keys_are(self, folder: Path, crews: list[Crew]) -> None:
-        schema = '{type = "object", properties = {token = {enum = ["lost"]}}, required = ["token"]}'
+        fields = {"token": "lost", "link": "https://", "user": "me@here"}  # each searched on its own
+        words = ", ".join(f'{name} = {{enum = ["{value}"]}}' for name, value in fields.items())
+        schema = f'{{type = "object", properties = {{{words}}}, required = {[*fields]}}}'
         (folder / "task.toml").write_text(f"decoding.grammar.json_schema = {schema}")
         given = command("--ray", "--ledger", "ledger.db", "--set", "max_tokens=12", model=("--config", "task.toml"))
         assert main(given) == 0
         (one, *_) = json.loads((folder / "out.json").read_text())["examples"]
-        assert json.loads(one["text"]) == {"token": "lost"}
+        assert json.loads(one["text"]) == fields
 
     def test_whose_worker_burnt_a_ticket_saves_the_rest(
         self, folder: Path, crews: list[Crew], capsys: Any, monkeypatch: pytest.MonkeyPatch
