@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
     import uvicorn
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
     from langchain_dpicl.service.service import Keys, Service, Tenant
@@ -457,7 +458,8 @@ def _listen(
 
     host, port = listening.getsockname()[:2]
     address = f"{f'[{host}]' if ':' in host else host}:{port}"
-    config = uvicorn.Config(asked, timeout_graceful_shutdown=_GRACE, **_QUIET)
+    app = _answered_at_end(asked, service, lambda: server.should_exit)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=_GRACE, **_QUIET)
     try:
         listening.listen(config.backlog)  # two servers that start at one time may both be bound
     except OSError as error:
@@ -473,6 +475,30 @@ def _listen(
     finally:
         has_ended.set()
     return DONE
+
+
+def _answered_at_end(app: ASGIApp, service: Service, is_ending: Callable[[], bool]) -> ASGIApp:
+    """Returns an application that answers those requests as JSON that its server cancels when its grace is over."""
+    from starlette.responses import JSONResponse
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await app(scope, receive, noted)
+        except asyncio.CancelledError as error:
+            if scope["type"] != "http" or not is_ending():
+                raise
+            fault = service.fault(error, "server")
+            if not is_started:
+                await JSONResponse(fault.to_dict(), fault.status)(scope, receive, send)
+
+    return answered
 
 
 def _end_in_time(server: uvicorn.Server, has_ended: threading.Event, closing: float) -> None:

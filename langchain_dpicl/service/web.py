@@ -262,7 +262,7 @@ class _Guard:
 
         try:
             await self._app(scope, replayed, headed)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the server cancels those that outlast its end
+        except Exception as error:  # noqa: BLE001
             fault = self._service.fault(error, "web")
             if not is_started:
                 await JSONResponse(fault.to_dict(), fault.status)(scope, receive, headed)

@@ -27,7 +27,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli import serve
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.cli.serve import read_app
+from langchain_dpicl.cli.serve import _answered_at_end, read_app
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
@@ -438,21 +438,27 @@ async def test_a_cancelled_request_keeps_quiet_about_the_error_that_it_was_cance
     assert (logged["event"], logged["error"], logged["tickets"]) == ("failed", "CancelledError", 0)
 
 
-async def test_a_request_that_the_server_cancels_is_answered_as_json(
+async def test_only_a_request_that_an_ending_server_cancels_is_answered_as_json(
     config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ends = iter([False, True])
     reached = asyncio.Event()
 
     async def waits(*_: object) -> None:
         reached.set()
         await asyncio.sleep(3600)
 
-    async with asking(config, ledger) as client:
-        monkeypatch.setattr(client.running.service, "ask", waits)
-        request = asyncio.ensure_future(client.ask("?"))
-        await reached.wait()
-        request.cancel("by the server")
-        refused = await request
+    with running(config, ledger) as found:
+        monkeypatch.setattr(found.service, "ask", waits)
+        client = Client(_answered_at_end(create_app(found), found.service, lambda: next(ends)))
+        async with client.http:
+            for stop in (pytest.raises(asyncio.CancelledError), contextlib.nullcontext()):
+                reached.clear()
+                request = asyncio.ensure_future(client.ask("?"))
+                await reached.wait()
+                request.cancel()
+                with stop:
+                    refused = await request
     assert (refused.status_code, refused.json()["error"]) == (500, "fault")
 
 
