@@ -400,9 +400,7 @@ def _memo(ledger: str, size: int, *, may_make: bool = False) -> Any:
     if "://" in ledger:
         from langchain_dpicl.stores.postgres import PostgresMemo
 
-        if may_make:
-            PostgresMemo.new(ledger, size=size).close()
-        return PostgresMemo.open(ledger, size=size)
+        return (PostgresMemo.new if may_make else PostgresMemo.open)(ledger, size=size)
     from langchain_dpicl.stores import SQLiteMemo
 
     return SQLiteMemo(f"{ledger}.memo", size=size)

@@ -1235,12 +1235,13 @@ DELETE FROM {answers} AS old USING (
           **options: as of the class.
 
         Raises:
-          MemoError: the server cannot be reached, or this role may not make tables.
+          MemoError: the server cannot be reached, or this role may not make or use the tables.
           ConfigurationError: an argument is out of range.
         """
         secret, conninfo = hide_password(conninfo), ""
         memo = cls(secret(), **options)
         memo.setup()
+        memo.recall(MemoKey("", "", ""))
         return memo
 
     def setup(self) -> None:

@@ -57,8 +57,9 @@ class TestPostgresMemo(SharedMemoContract):
         role = self.server.fresh("role")
         self.server.execute(f"CREATE ROLE {role} LOGIN")
         as_role = {"conninfo": self.server.conninfo(user=role), "schema": self.schema}
-        with pytest.raises(MemoError):
-            PostgresMemo.open(**as_role)
+        for looks in (PostgresMemo.open, PostgresMemo.new):  # which finds them there
+            with pytest.raises(MemoError, match="Give this role its rights"):
+                looks(**as_role)
         with pytest.raises(MemoError, match=r"Their owner makes them once: .*PostgresMemo\.new\(ADDRESS\)"):
             PostgresMemo.new(**{**as_role, "schema": self.server.fresh("schema")})
         self.server.execute(f"GRANT USAGE ON SCHEMA {self.schema} TO {role}")
