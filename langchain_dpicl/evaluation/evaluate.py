@@ -44,7 +44,7 @@ from langchain_dpicl.released.base import write_whole
 from langchain_dpicl.reports.claims import with_content_digest
 from langchain_dpicl.reports.rendering import format_rounded_up
 from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
-from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall
+from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall, carrying
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -123,8 +123,16 @@ class OneRelease(ReleaseRun[T, Result]):
             return item.ticket
 
         ticket = yield Blocking(reserve)
-        yield from self._release(ticket, item.keep)
+        with self._committing(ticket, lambda: item.done):
+            yield from self._release(ticket, item.keep)
         call.tick()
+
+    def again(self) -> Result:
+        """Returns what a run that is kept released; commits its ticket first where the call itself could not."""
+        with carrying(run=self):
+            with self._lock.here:
+                self._settle()
+            return self._value()
 
     def _rest(self) -> None:
         super()._rest()
@@ -307,7 +315,7 @@ class KeptCall:
 
     def _released(self, kept: Kept, how: Mapping[str, Any]) -> EffectGenerator[Any]:
         if (finished := kept.run) is not None:
-            return (yield Blocking(lambda: finished.result))
+            return (yield Blocking(finished.again))
         run: OneRelease[Any, Any] | None = yield Blocking(lambda: kept.left(self.build))
         if run is None:
             yield from self.probe()

@@ -228,6 +228,7 @@ def test_a_choice_that_was_released_survives_a_commit_that_fails(monkeypatch, pa
     assert caught.value.run.result.name == "a"
     assert dp_choose(**call).name == "a"
     assert cost(paid) == 2.0
+    assert not paid["budget"].dangling()
 
 
 def broken(*args, **kwargs):
@@ -241,6 +242,7 @@ def test_counts_that_were_released_survive_a_commit_that_fails(monkeypatch, paid
             dp_evaluate(**BASE, **paid)
     assert dp_evaluate(**BASE, **paid).tables == caught.value.run.result.tables
     assert cost(paid) == 0.5
+    assert not paid["budget"].dangling()
 
 
 @pytest.mark.parametrize("ask", ["evaluate", "choose"])
