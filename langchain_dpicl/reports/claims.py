@@ -299,7 +299,9 @@ def content_problems(state: Mapping[str, Any]) -> Iterator[str]:
         is_same = digest == content_digest(state)
     except UNREADABLE:
         is_same = False
-    if not is_same:
+    if digest is None:
+        yield f"{CONTENT_DIGEST}: expected one, found none: this file's content cannot be checked"
+    elif not is_same:
         yield f"{CONTENT_DIGEST}: the content was changed after it was written"
 
 

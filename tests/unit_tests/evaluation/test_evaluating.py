@@ -89,8 +89,8 @@ def assert_verified_unless_edited(found, edit):
     assert verify_report(found.report).ok
     assert verify_report(told).ok
     edit(told["released"])
-    assert_found(verify_report(told), "content_digest")
-    assert_found(verify_report({**found.report, "released": told["released"]}), "content_digest")
+    assert_found(verify_report(told), "content_digest: the content was changed")
+    assert_found(verify_report({**found.report, "released": told["released"]}), "content_digest: expected one")
 
 
 def test_counts_and_figures_are_those_of_the_chain():
