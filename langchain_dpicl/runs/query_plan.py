@@ -111,7 +111,7 @@ class RowsPlan(SharePlan):
         Args:
           source: where the numbers of rows come from: a `Rehearsal`, or a `RowGuess`; None: the usual guess.
           calibrated: whether rows are divided by those on content-free inputs, which a rehearsal tells apart.
-          labels: labels that an answer can have; None: all candidates but the constants, "other" of text votes too.
+          labels: labels that an answer can have; None: all candidates but the constants.
           abstain_below: share of the expected rows that a released noisy vector's largest vote needs; a mechanism that
             releases an index has a constant candidate instead.
         """
