@@ -719,10 +719,11 @@ def _find_clients() -> bool:
             try:
                 _hooks[name] = tuple(hooks_of(sys.modules[name]))
             except (AttributeError, ImportError):
+                floor = " (httpcore>=1.0.3)" if name == "httpcore" else ""
                 raise UnsilencableModelError(
                     f"expected a version of {name} whose requests can be limited in time, size and redirects, found "
                     f"{getattr(sys.modules[name], '__version__', 'another one')}; install one that this version of "
-                    "langchain-dpicl was tested with (of httpcore: httpcore>=1.0.3)"
+                    f"langchain-dpicl was tested with{floor}"
                 ) from None
     return is_new
 

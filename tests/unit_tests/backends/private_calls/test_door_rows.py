@@ -359,13 +359,17 @@ class TestWhatIsSaid:
 
 
 class TestGuards:
+    @pytest.mark.parametrize(
+        ("client", "missing", "floor"),
+        [(httpcore, "AsyncConnectionPool", r" \(httpcore>=1\.0\.3\)"), (httpx, "AsyncClient", "")],
+    )
     def test_a_client_without_the_methods_is_refused_with_what_to_install(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, client: Any, missing: str, floor: str
     ) -> None:
-        monkeypatch.delitem(http_client._hooks, "httpcore", raising=False)
-        monkeypatch.delattr(httpcore, "AsyncConnectionPool")
-        monkeypatch.setattr(httpcore, "__version__", "1.0.2")
-        with pytest.raises(UnsilencableModelError, match=r"found 1\.0\.2; install .*httpcore>=1\.0\.3"):
+        monkeypatch.delitem(http_client._hooks, client.__name__, raising=False)
+        monkeypatch.delattr(client, missing)
+        monkeypatch.setattr(client, "__version__", "1.0.2")
+        with pytest.raises(UnsilencableModelError, match=rf"found 1\.0\.2; install .* tested with{floor}$"):
             http_client.look_after_door()
 
     def test_are_set_on_the_clients_own_classes_also_below_a_cassette(self, tmp_path: Path) -> None:
