@@ -176,7 +176,10 @@ class LangChainBackend(TextEngine):
         return ranked[:top_k]
 
     def first_tokens(self, prompt: str) -> list[tuple[Token, float]]:
-        """Returns all that is reported after a PUBLIC prompt, likeliest first, parts of characters among it.
+        """Returns all that is reported after a prompt, likeliest first, parts of characters among it.
+
+        Args:
+          prompt: public.
 
         Raises:
           ModelCallError: the call failed, or its answer has no logprobs.
@@ -184,7 +187,7 @@ class LangChainBackend(TextEngine):
         return self._ranked(self._calls.one(self._wire.request(OpaqueValue(prompt), "", explain="kind")), "")
 
     async def afirst_tokens(self, prompt: str) -> list[tuple[Token, float]]:
-        """Async twin of `first_tokens`."""
+        """Async twin of `first_tokens`, with its `prompt`."""
         return self._ranked(await self._calls.aone(self._wire.request(OpaqueValue(prompt), "", explain="kind")), "")
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
