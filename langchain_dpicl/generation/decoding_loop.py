@@ -446,7 +446,8 @@ class DecodingSpec:
             others = others.only(self._keeps_characters(others.keys, prefix))
         end = domain.only(may & ends)
         # An empty text is useless; what is written is public, and so is the choice to leave EOS out behind it.
-        if len(others) and not self.text(prefix):
+        # A grammar says itself where a text may end: it may force blanks without end.
+        if len(others) and not (prefix if matcher is not None else self.text(prefix)):
             return others
         if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
             # EOS outside the top K is added with logit -inf, so that a text can always end.

@@ -12,8 +12,8 @@ import pytest
 
 from langchain_dpicl import Decoding, GenerationTask, Noise, Rows
 from langchain_dpicl.backends.embedded import EmbeddedModel
-from langchain_dpicl.backends.fake import word_copier
-from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
+from langchain_dpicl.backends.fake import scripted, word_copier
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, RunInterruptedError
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LogitNoise
@@ -243,6 +243,15 @@ def test_a_text_whose_grammar_can_go_on_ends_where_its_records_end(releases: lis
     made = writing(decoding=Decoding(grammar=Grammar.regex("( [a-z]+)+")), max_tokens=6)
     assert text_of(made) == "my card was declined"
     assert len(releases) == 5  # the end is one of them: it was not forced
+
+
+def test_a_grammar_of_blanks_without_end_lets_the_text_end(releases: list[int]) -> None:
+    """With one candidate and no end beside it, blanks would be written without releases, far beyond the cap."""
+    llm = SpyBackend(scripted(*({"\n": 0.6, "": 0.4},) * 9), vocabulary=["\n", "x"])
+    made = writing(llm=llm, decoding=Decoding(grammar=Grammar.regex(r"\n*x?"), candidates=1), max_tokens=2)
+    with pytest.raises(PrivacyBudgetExceededError):
+        made.run()
+    assert releases[0] == 2
 
 
 # --- stop strings ---------------------------------------------------------------------------------------------------
