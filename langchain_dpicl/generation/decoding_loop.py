@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import string
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -500,10 +501,10 @@ class DecodingSpec:
     def text(self, tokens: Sequence[Token]) -> str:
         """Returns the text of released tokens, cut before the first stop string and stripped.
 
-        A character whose last bytes are missing is left out.
+        A character at its end whose last bytes are missing is left out.
         """
-        whole = self.text_of(tokens).rstrip("\ufffd")
-        return cut_at_stop(whole, self.stop, is_stripped=True).strip()
+        cut = cut_at_stop(self.text_of(tokens), self.stop, is_stripped=True)
+        return cut.strip().rstrip("\ufffd" + string.whitespace)
 
     @property
     def candidates(self) -> int:

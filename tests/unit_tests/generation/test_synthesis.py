@@ -308,10 +308,12 @@ def test_the_text_ends_with_the_model_and_at_the_cap() -> None:
     assert synthesizer(private_examples(), max_tokens=2).run().examples[0]["text"] == "my card"
 
 
-def test_a_text_that_is_cut_inside_a_character_ends_before_it() -> None:
-    letters: list[Any] = [bytes([byte]) for byte in "日本".encode()]
+@pytest.mark.parametrize(("end", "stop"), [("", ()), ("\n", ()), ("\nS", ("\n",)), ("\nS", ("\nS",))])
+def test_a_text_that_is_cut_inside_a_character_ends_before_it(end: str, stop: tuple[str, ...]) -> None:
+    letters: list[Any] = [bytes([byte]) for byte in "日本".encode()[:4] + end.encode()]
     llm = FakeBackend(scripted(*({letter: 1.0} for letter in letters)), vocabulary=list(dict.fromkeys(letters)))
-    made = synthesizer(private_examples(), llm=llm, max_tokens=4, decoding=Decoding(candidates="all"))
+    written = Decoding(candidates="all", stop=stop)
+    made = synthesizer(private_examples(), llm=llm, max_tokens=len(letters), decoding=written)
     assert made.run().examples[0]["text"] == "日"
 
 
