@@ -456,14 +456,11 @@ async def iterate_in_threads(made: Generator[Result | None]) -> AsyncGenerator[R
         result()
 
 
-TICKETS_LOST = "burnt in workers or runs that were stopped"
-
-
-def tickets_missing(component: str, missing: int, how: str = TICKETS_LOST) -> PrivacyBudgetExceededError:
-    """Returns the error for jobs whose tickets are used without a result."""
+def tickets_missing(component: str, missing: int) -> PrivacyBudgetExceededError:
+    """Returns the error for jobs whose tickets burnt in dead workers or stopped runs."""
     msg = (
-        f"{component!r}: requested {missing} more, remaining 0: the tickets that were to pay for them {how}. "
-        "What was released is kept; declare another component for more."
+        f"{component!r}: requested {missing} more, remaining 0: the tickets that were to pay for them burnt in "
+        "workers or runs that were stopped. What was released is kept; declare another component for more."
     )
     return PrivacyBudgetExceededError(msg, requested=missing, remaining=0)
 

@@ -1097,8 +1097,10 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     def _num_texts(self) -> int:
         return super()._num_texts if self.plan.generation is not None else 0
 
+    def _check_end(self, *, has_more: bool = False) -> None:
+        super()._check_end(has_more=has_more or bool(self.words))
+
     def _value(self) -> SyntheticDocuments:
-        self._check_texts(has_more=bool(self.words))
         order = list(self._topics)
         written = sorted(self._written(), key=lambda draft: order.index(str(draft.label)))
         texts, report = tuple(map(self._text, written)), self.report

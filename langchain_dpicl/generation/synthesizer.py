@@ -30,7 +30,6 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.handler import BudgetLike, RunEvents, resolve_budget
 from langchain_dpicl.distributed import (
-    TICKETS_LOST,
     Executor,
     ExecutorLike,
     JobLease,
@@ -38,7 +37,6 @@ from langchain_dpicl.distributed import (
     RemoteExecution,
     TurnLostError,
     Workplace,
-    tickets_missing,
 )
 from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.decoding_loop import (
@@ -478,6 +476,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         self._drafts: dict[tuple[str | None, int], PartialText] = {}
         self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
         self._tried: set[tuple[str, str | None]] = set()  # tickets of words that this run asked for
+        self._has_told = False
 
     def _groups(self, at_once: int | None) -> Iterator[list[Any]]:
         """Yields groups of texts that are written at the same time."""
@@ -731,15 +730,27 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _so_far(self) -> str:
         return f"{len(self._written())} of {self._num_texts} {self._item_name}s are"
 
-    def _check_texts(self, *, has_more: bool = False) -> None:
-        """Says how many texts of a finished run are left out; raises if all are, and there is nothing else to show."""
-        texts, how = len(self._drafts), f"{TICKETS_LOST}, or paid for white space"
+    def _check_end(self, *, has_more: bool = False) -> None:
+        """Says once how many texts of a finished run are left out; raises if all are, and nothing else was asked for.
+
+        Raises:
+          PrivacyBudgetExceededError: no text is left; `remaining` counts the tickets of texts that the share has.
+        """
+        texts = len(self._drafts)
         missing = texts - len(self._written()) if self.is_finished else 0
         if missing and missing == texts and not has_more:
-            raise tickets_missing(self.component, missing, how)
-        if missing:  # a warning that is made an error would lose what is paid for
-            said = "%s: %d of %d %ss are left out: the tickets that were to pay for them %s."
-            logger.warning(said, self.component, missing, texts, self._item_name, how)
+            tickets = self._blocks.plan.text_tickets()
+            remaining = sum(self.share.remaining(ticket.template, label=ticket.label) for ticket in tickets)
+            msg = (
+                f"{self.component!r}: requested {missing} {self._item_name}s, found none; remaining tickets: "
+                f"{remaining}. Each is empty, or its tickets were lost. What was released is kept in `result`. If they "
+                "are empty, change the instruction, the stop strings or the model; declare another component for more."
+            )
+            raise PrivacyBudgetExceededError(msg, requested=missing, remaining=remaining)
+        if missing and not self._has_told:  # a warning that is made an error would lose what is paid for
+            self._has_told = True
+            said = "%s: %d of %d %ss are left out: each is empty, or its tickets were lost."
+            logger.warning(said, self.component, missing, texts, self._item_name)
 
     def _show(self, bar: Any) -> None:
         with suppress(OSError, ValueError):
@@ -973,7 +984,6 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
 
     def _value(self) -> ReleasedDemonstrations:
-        self._check_texts()
         report = self.report
         shown = {**report["plan"], **self._script.to_dict()}
         return ReleasedDemonstrations(tuple(self.demonstrations), report, shown)

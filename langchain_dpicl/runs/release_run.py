@@ -445,6 +445,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                 if item is not None:
                     self._show(bar)
                     yield from self._examples(item)
+            self._check_end()
 
     async def astream(
         self, *, progress: bool | None = None, config: RunnableConfig | None = None
@@ -468,6 +469,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                                 for example in self._examples(item):
                                     yield example
                                 session.is_at_yield = False
+                        await run_in_thread(self._check_end, is_slow=self._is_slow)
 
     # -- defined by subclasses ---------------------------------------------------------------------------------------
 
@@ -482,6 +484,9 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
     @abstractmethod
     def _value(self) -> Result:
         """Returns everything released so far; may wait for the ledger."""
+
+    def _check_end(self) -> None:
+        """Raises at the end of a run that released nothing of what it is for; `_value` never does."""
 
     def _give_back(self, item: Any, events: RunEvents) -> None:
         """Returns an item's unburnt tickets to the share, if they are refundable."""

@@ -28,6 +28,8 @@ TERMS = (
 FEW = ("--documents-per-topic", "1", "--set", "rows.slots=10", "--set", "topics.min_units=100")
 OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
 
+ONLY_STOPS = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"])
+
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
@@ -91,6 +93,15 @@ def test_what_was_released_before_a_stop_is_saved(
     assert documents(notes, "--vocabulary", str(words), "--out", str(out), "--model", model) == 4
     assert len(SyntheticDocuments.load(out)) == 1
     assert "is saved in" in capsys.readouterr().err
+
+
+def test_topics_are_saved_where_no_text_is_left(notes: Path, words: Path, tmp_path: Path) -> None:
+    out, settings = tmp_path / "out.json", tmp_path / "settings.toml"
+    settings.write_text('[decoding]\nstop = [" my", " card"]\n')
+    model = "tests.unit_tests.cli.test_cli_documents:ONLY_STOPS"
+    given = ("--vocabulary", str(words), "--out", str(out), "--config", str(settings), "--model", model)
+    assert documents(notes, *given) == 3
+    assert sorted(topic for topic, _ in SyntheticDocuments.load(out).topics) == ["card", "transfer"]
 
 
 def test_ctrl_c_saves_and_a_file_that_cannot_be_written_is_printed(

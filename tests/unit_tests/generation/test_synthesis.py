@@ -348,7 +348,8 @@ def test_a_text_whose_only_ticket_burnt_without_a_token_is_left_out(
     found = made.run().examples
     assert made.is_finished
     assert [example["topic"] for example in found] == (["transfer"] if sampling == "poisson" else ["card", "transfer"])
-    assert ("1 of 2 demonstrations are left out" in caplog.text) == (sampling == "poisson")
+    assert made.run() == made.result  # a finished run says it once
+    assert caplog.text.count("1 of 2 demonstrations are left out") == (sampling == "poisson")
     assert all(example["text"] for example in found)
 
 
@@ -536,5 +537,11 @@ def test_progress_is_shown_when_asked_for_and_silent_otherwise(capsys: pytest.Ca
 
 def test_an_engine_that_always_ends_gives_no_text() -> None:
     made = synthesizer(private_examples(), llm=FakeBackend(scripted(), vocabulary=WORDS))
-    with pytest.raises(PrivacyBudgetExceededError, match=r"2 more.* or paid for white space"):
+    with pytest.raises(
+        PrivacyBudgetExceededError, match=r"2 demonstrations, found none; remaining tickets: 10"
+    ) as told:
         made.run()
+    assert (told.value.requested, told.value.remaining) == (2, 10)
+    with pytest.raises(PrivacyBudgetExceededError):
+        asyncio.run(made.arun())
+    assert made.result.examples == ()
