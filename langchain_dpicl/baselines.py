@@ -51,6 +51,7 @@ from langchain_dpicl.generation.decoding_loop import (
     DecodingSpec,
     PartialText,
     TextDecoder,
+    check_room,
     make_script,
     write_draft,
 )
@@ -589,6 +590,7 @@ def demonstrations_from_instruction(
     decoder = TextDecoder(writing.temperature or 1.0, writing.top_k, writing.top_p)
     script = DecodingSpec(backend, wording, (Segment("text", max_tokens),), *rules, decoder)
     branches: list[str | None] = list(check_texts("labels", labels)) if labels is not None else [None]
+    check_room(script, branches)
     drafts = [PartialText(label) for _ in range(shots_per_label) for label in branches]
     for draft in drafts:
         run_sync(_write_publicly(script, draft))
@@ -799,7 +801,8 @@ def _write_publicly(script: DecodingSpec, draft: PartialText) -> EffectGenerator
         pairs = yield TopTokenRequest(script.backend, prompt, tuple(tokens), top_k)
         place = script.decoder.choose(np.array([chance for _, chance in pairs]))
         tokens.append(pairs[place][0])
-    draft.values[script.wording.text_key] = script.text(tokens)
+    if text := script.text(tokens):  # a blank one is left out, as in private runs
+        draft.values[script.wording.text_key] = text
     draft.done = True
 
 

@@ -765,11 +765,11 @@ def make_script(
         # True: of words that are not released yet, which a store of documents fills in.
         trees=None if trees is None else {} if trees is True else trees_of(trees, private.labels or (), backend),
     )
-    _check_room(made, made.open_labels or private.labels or (None,))
+    check_room(made, made.open_labels or private.labels or (None,))
     return made
 
 
-def _check_room(script: DecodingSpec, labels: Sequence[str | None]) -> None:
+def check_room(script: DecodingSpec, labels: Sequence[str | None]) -> None:
     """Refuses texts that the engine has no room for, and public prompts that it would cut.
 
     Of private prompts that are cut like these, nothing of the records would be left. An open label stands in them with

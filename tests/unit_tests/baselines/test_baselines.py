@@ -107,6 +107,14 @@ def test_instruction_only_works_without_labels() -> None:
     assert demonstrations_from_instruction(llm=llm, instruction="Write.").examples == ({"text": "my"},)
 
 
+def test_instruction_only_leaves_blank_texts_out_and_refuses_those_without_room() -> None:
+    llm: Any = FakeBackend(scripted({" ": 1.0}), vocabulary=[" "])
+    assert demonstrations_from_instruction(llm=llm, instruction="Write.").examples == ()
+    llm.room = 3
+    with pytest.raises(ConfigurationError, match="max_tokens: expected at most 3"):
+        demonstrations_from_instruction(llm=llm, instruction="Write.", max_tokens=9)
+
+
 def leaning(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
     """Likes the label of the example above, and "transfer" after the question "b?"."""
     card = 0.4 if "topic: card" in prompt else 0.1
