@@ -56,8 +56,9 @@ _FENCE = "```"
 # 2. The whole answer is a choice: that one.
 # 3. Otherwise the first line with a letter or digit counts, without quotes, brackets, Markdown and marks of direction
 # around it, without a mark at its end, and without up to five words and a colon in front ("The label is: **card**").
-# 4. If the rest is a choice: that one.
-# 5. If it begins with a choice as a whole word ("card, as it was declined") and the line names no other: that one.
+# 4. If the rest is a choice, or what is left of just one choice without such marks: that one.
+# 5. If it begins with a choice as a whole word ("card, as it was declined") and the line names no other: that one; also
+# with wrapping in front, which may be the choice's own.
 # Where one choice begins another ("card", "card payment") the longer one is meant.
 # 6. If it is the beginning of exactly one choice, by whole words ("cash" for "cash machine"): that one.
 # 7. Otherwise it names none.
@@ -87,6 +88,8 @@ class ChoiceNames:
                 "other verbalizers"
             )
         self._place = {choice: place for place, choice in enumerate(self._choices)}
+        peeled = [_peel(choice) for choice in self._choices]
+        self._peeled = {text: place for place, text in enumerate(peeled) if text and peeled.count(text) == 1}
         longest_first = sorted(self._choices, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -102,23 +105,26 @@ class ChoiceNames:
     def _in_line(self, line: str) -> int | None:
         forms = tuple(self._forms(line))
         for form in forms:
-            if form in self._place:
-                return self._place[form]
+            if (place := self._place.get(form, self._peeled.get(form))) is not None:
+                return place
         named = {place for _, place in self._found(line)}
         for form in forms:
             first = next(self._found(form), None)
-            if first is not None and first[0] == 0 and named <= {first[1]}:
+            if first is not None and not _peel_front(form[: first[0]]) and named <= {first[1]}:
                 return first[1]
         return self._starting_with(forms[-1]) if not named else None
 
     def _forms(self, line: str) -> Iterator[str]:
-        """Yields the line, the line without its wrapping, and the text behind a short beginning with a colon."""
+        """Yields the line, and the text behind a short beginning with a colon, each with its wrapping and without."""
         yield line
         peeled = _peel(line)
         yield peeled
-        before, colon, after = peeled.partition(":")
-        is_short = len(before.split()) <= _MOST_WORDS_BEFORE_A_COLON
-        if colon and is_short and _peel(before) not in self._place and not any(self._found(before)):
+        if ":" not in peeled:
+            return
+        before, _, after = line.lstrip(_OPENING).partition(":")
+        is_short = len(_peel(before).split()) <= _MOST_WORDS_BEFORE_A_COLON
+        if is_short and _peel(before) not in self._place and not any(self._found(before)):
+            yield after  # choices may begin or end with marks of the wrapping
             yield _peel(after)
 
     def _found(self, line: str) -> Iterator[tuple[int, int]]:
@@ -156,10 +162,14 @@ def _first_line(lines: Sequence[str]) -> str:
 
 def _peel(line: str) -> str:
     """Returns a line without quotes, brackets and bullets around it; a sign before a number stays."""
+    return _peel_front(line).rstrip(_CLOSING)
+
+
+def _peel_front(line: str) -> str:
     text = line.lstrip(_OPENING)
     while (bullet := _BULLETS.match(text)) is not None:
         text = text[bullet.end() :].lstrip(_OPENING)
-    return text.rstrip(_CLOSING)
+    return text
 
 
 def _is_edge(following: str) -> bool:

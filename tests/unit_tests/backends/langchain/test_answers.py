@@ -179,6 +179,21 @@ def test_other_scripts_are_read_like_ours(script: tuple[str, str]) -> None:
     assert names.named(script[0] + script[1]) is None
 
 
+@pytest.mark.parametrize("own", ["《书》", "【书】", "كيف؟", "नहीं।", "why?", '"(x)"'])
+def test_a_choice_may_carry_marks_that_are_peeled(own: str) -> None:
+    names = ChoiceNames([own, "film"])
+    answers = [
+        f"**{own}**",
+        f"_{own}_",
+        f'"{own}"',
+        f"Label: {own}",
+        f"**标签：** {own}, as it is",
+        f"“{own}”.",
+        f"- {own}",
+    ]
+    assert [names.named(answer) for answer in answers] == [0] * len(answers)
+
+
 @pytest.mark.parametrize(
     "choices",
     [["Card", "card"], ["card", " card"], ["a b", "a  b"], ["\uff21", "a"], ["card", ""], [], "card", ["a", 1]],
