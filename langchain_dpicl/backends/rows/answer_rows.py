@@ -209,10 +209,13 @@ def _is_word(part: str) -> bool:
 
 
 def words_in(text: str) -> list[str]:
-    """Returns the runs of letters, digits and marks on them, in the form in which keywords are looked for."""
+    """Returns the runs of letters, digits and marks on them, in the form in which keywords are looked for.
+
+    A joiner that keeps letters apart (U+200C), as before Persian endings, parts them here, as a space would.
+    """
     if text.isascii():
         return _ASCII_WORDS.findall(text.lower())
-    return [word for part in _parts(text) for word in part.split("_") if _is_word(word)]
+    return [word for part in _parts(text.replace("\u200c", " ")) for word in part.split("_") if _is_word(word)]
 
 
 Box = OpaqueValue[str]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from langchain_dpicl._opaque import Opaque, OpaqueRows
+from langchain_dpicl._templates import is_unspaced
 from langchain_dpicl.backends.base import Rows, check_whole
 from langchain_dpicl.backends.embedded import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
@@ -674,6 +675,8 @@ _COLUMNS_ALONE = 4096
 """The same without topics: two words on one column make texts about one name near to questions about another."""
 _PIECE_SHARE = 0.4
 """Weight of a word's pieces of three letters, all together, beside the word itself."""
+_LETTER = 0.1
+"""Weight of a letter beside a pair of them, where a script writes no spaces: all texts share many letters."""
 _PIECE = zlib.crc32(b"#")
 """What the code of a piece goes on from, so that a piece and a word of the same letters differ."""
 _PAIR = 0.5
@@ -742,12 +745,22 @@ class LocalEmbeddings(Embeddings):
 
 
 def _hash_text(text: str, *, common: float, pair: float, columns: int) -> Floats:
-    """Returns float64[columns]: signed counts of words and their pieces, weighted by rarity, and of pairs of words."""
+    """Returns float64[columns]: signed counts of words and their pieces, weighted by rarity, and of pairs of words.
+
+    Where a script writes no spaces, those of pairs of letters, and of letters.
+    """
     tables = load_tables()
     codes: list[int] = []
     weights: list[float] = []
     before = "^"
+    letter = ""
     for word in words_in(text):
+        if is_unspaced(word):
+            codes += [zlib.crc32(word.encode()), zlib.crc32(f"{letter}{word}".encode())]
+            weights += [_LETTER, 1.0 if letter else 0.0]
+            letter = before = word
+            continue
+        letter = ""
         tokens = tables.encoding.encode_ordinary(f" {word}")
         rarity = common / (common + float(tables.unigram[tokens].min(initial=1.0)))
         edged, pieces = f"<{word}>", len(word)

@@ -270,6 +270,7 @@ def test_local_embeddings_without_topics_tell_two_names_apart() -> None:
         ("Überempfindliche Zähne, résumé", unicodedata.normalize("NFD", "Überempfindliche Zähne, résumé")),
         ("ＡＴＭ Card", "ATM card"),
         ("Acme\u2122 card \u21165", "acme card 5"),
+        ("پرداخت\u200cها", "پرداخت ها"),
         ("Lost card \u2764\ufe0f \U0001f600", "lost_card!"),
     ],
 )
@@ -280,6 +281,18 @@ def test_forms_of_letters_do_not_count_in_local_embeddings(topics: bool, one: st
 def test_vowel_signs_tell_words_apart_in_local_embeddings() -> None:
     one, other = np.array(LocalEmbeddings(topics=False).embed_documents(["दिन दान दुनी", "दीन दाना दून"]))
     assert one @ other < 0.5
+
+
+@pytest.mark.parametrize("topics", [True, False])
+@pytest.mark.parametrize(
+    ("one", "near", "far"),
+    [("บัตรของฉันหาย", "บัตรหายต้องทำอย่างไร", "โอนเงินล่าช้ามาก"), ("我的信用卡丢了", "信用卡丢失", "转账很慢")],
+)
+def test_local_embeddings_compare_texts_without_spaces(topics: bool, one: str, near: str, far: str) -> None:
+    rows = np.array(LocalEmbeddings(topics=topics).embed_documents([one, near, far, one[::-1]]))
+    similar, other, turned = rows[1:] @ rows[0]
+    assert similar > 0.3 > other + 0.2
+    assert turned < 0.5
 
 
 @pytest.mark.parametrize("topics", [True, False])
