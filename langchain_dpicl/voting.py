@@ -337,6 +337,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
         """Asks the public prompt, which shows an outage before a ticket is charged, unless it goes beside the rows."""
         render = self.wording.renderer(self.task.queries(query))
+        yield from self.rows.check_room([own for own, *_ in render.public()[1:]])  # the first one is asked
         public = self.rows.public_row(render(()))
         if self.public_first or not self.rows.asks_beside(calls_at_once(config) or concurrency_limit()):
             yield public

@@ -731,7 +731,9 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         if item.done or not self._teachers.left:
             return
         query = self.inputs.query_of(item.entry.fields)
-        yield self.rows.request_public_rows([self.task.wording.renderer(self.task.queries(query))(())], needs_text=True)
+        first, *others = self.task.wording.renderer(self.task.queries(query)).public()
+        yield from self.rows.check_room([own for own, *_ in others])
+        yield self.rows.request_public_rows([first], needs_text=True)
 
         def keep(released: Release, ticket: Reservation) -> None:
             item.entry = self._answered(item.entry, released)
@@ -939,7 +941,8 @@ def _check_room(engine: Any, task: VotingTask, queries: Iterable[Query]) -> None
         return
     for number, query in enumerate(queries, start=1):
         try:
-            check(task.wording.renderer([query])(())[0])
+            for prompts in task.wording.renderer([query]).public():
+                check(prompts[0])
         except ModelCallError as error:
             raise ModelCallError(f"public_inputs: number {number} of the distinct ones: {error}") from error
 

@@ -73,6 +73,10 @@ class SlotRenderers(Generic[T]):
         """Returns what renders one slot, by its place among all slots of the sample, the empty ones included."""
         return self.by_wording[slot % len(self.by_wording)]
 
+    def public(self) -> list[T]:
+        """Returns what no records give, in each wording."""
+        return [render(()) for render in self.by_wording]
+
     def then(self, change: Callable[[T], S]) -> SlotRenderers[S]:
         """Returns these renderers with a change to what they render."""
 

@@ -764,9 +764,12 @@ def short() -> Short:
     return Short(scripted(dict.fromkeys(words, 0.2)), vocabulary=words)
 
 
+@pytest.mark.parametrize("wordings", [(), (FewShotTask(example_prompt=ROW, suffix="in other words: " + QUERY),)])
 @pytest.mark.parametrize("is_awaited", [False, True])
-def test_a_query_that_the_engine_would_cut_costs_nothing(is_awaited: bool) -> None:
-    asked, long = voter(llm=short()), "word " * 30
+def test_a_query_that_the_engine_would_cut_costs_nothing(is_awaited: bool, wordings: tuple[FewShotTask, ...]) -> None:
+    task = FewShotTask(example_prompt=ROW, suffix=QUERY, wordings=wordings)
+    asked = voter(llm=short(), task=task, example_prompt=..., suffix=...)
+    long = "x" * (150 - len(QUERY) if wordings else 150)
     with pytest.raises(ModelCallError, match="a shorter prompt"):
         _ = asyncio.run(asked.ainvoke(long)) if is_awaited else asked.invoke(long)
     assert asked.queries_left == 2

@@ -796,6 +796,13 @@ class LabelRows:
         """Returns the effect for float64[1, width] after one PUBLIC row of prompts; raises as `request_public_rows`."""
         return PublicAnswer(lambda: self.request_public_rows([prompts], needs_text=True), self._outage)
 
+    def check_room(self, texts: Sequence[str]) -> EffectGenerator[None]:
+        """Raises ModelCallError for a PUBLIC prompt that the engine would cut; asks nothing (an effect generator)."""
+        if (check := getattr(self._engine, "check_public", None)) is None:  # engines that cut prompts have it
+            return
+        for text in texts:
+            yield Blocking(partial(check, text))
+
     def asks_beside(self, limit: int | None) -> bool:
         """Whether a public row goes beside private ones: the model is elsewhere, many calls overlap, and it answered.
 
