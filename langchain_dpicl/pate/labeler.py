@@ -546,11 +546,13 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         plan.design.check_wordings(words.wording.num_wordings)
         words, scorer, read = reader_of(engine, words, is_wanted=shape.calibrate, other=other)
         shape.check(words, read, plan)
-        _check_room(engine, words, [inputs.query_of(entry.fields) for entry in entries])
         shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
         public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least, **shape.reported}
         public |= {"other_label": reading.other_label} if other else {}
         name, journal = RunJournal.of(checkpoint, component, "pate", budget=spender, private=private, plan=public)
+        answered = [PoolEntry.from_dict(line).fields for line in (journal.entries if journal is not None else ())]
+        queries = [None if entry.fields in answered else inputs.query_of(entry.fields) for entry in entries]
+        _check_room(engine, words, queries, max_queries=plan.max_queries)
         declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
         reads = (scorer.calibrates, scorer.counts_other)
         order: dict[str, Any] = {"plan": plan, "task": words, "inputs": inputs, "reads": reads, **declared}
@@ -934,17 +936,23 @@ def _planned(
     )
 
 
-def _check_room(engine: Any, task: VotingTask, queries: Iterable[Query]) -> None:
-    """Refuses inputs that the engine would cut, before anything is charged: a run would stop at each of them."""
+def _check_room(engine: Any, task: VotingTask, queries: Iterable[Query | None], *, max_queries: int) -> None:
+    """Refuses inputs that the engine would cut, before anything is charged: a run would stop at each of them.
+
+    Those that are answered are None.
+    """
     check = getattr(engine, "check_public", None)
     if check is None:
         return
     for number, query in enumerate(queries, start=1):
+        if query is None:
+            continue
         try:
             for prompts in task.wording.renderer([query]).public():
                 check(prompts[0])
         except ModelCallError as error:
-            raise ModelCallError(f"public_inputs: number {number} of the distinct ones: {error}") from error
+            advice = f"Or leave it out, and give max_queries={max_queries} to keep a share that was begun with it."
+            raise ModelCallError(f"public_inputs: number {number} of the distinct ones: {error} {advice}") from error
 
 
 def _terms_of(public: Mapping[str, Any]) -> dict[str, Any]:

@@ -784,6 +784,23 @@ def test_an_input_that_the_engine_would_cut_is_refused_before_the_share_is_seale
     assert given["budget"].remaining_epsilon == 4.0
 
 
+def test_a_run_goes_on_with_a_long_input_that_is_answered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"budget": handler(), "epsilon": 1.0, "component": "labels", "checkpoint": tmp_path / "run"}
+    wording, private = {"example_prompt": ROW, "suffix": QUERY}, declared(dataset_id="articles")
+
+    def labeler(inputs: list[str], **more: int) -> dpicl.PromptPATELabeler:
+        asked = {**given, **wording, **more}
+        return dpicl.PromptPATELabeler.from_private_examples(private, public_inputs=inputs, llm=short(), **asked)
+
+    inputs = ["word " * 30, "word " * 40, "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Short, "check_public", None)  # as it was before such inputs were refused
+        labeler(inputs).label(inputs[0])
+    with pytest.raises(ModelCallError, match=r"number 2 .* leave it out, and give max_queries=3"):
+        labeler(inputs)
+    assert len(labeler(inputs[::2], max_queries=3).run().entries) == 2
+
+
 @pytest.mark.parametrize("half", ["\ud83d", {"text": "\ud83d"}, Document("\ud83d")])
 def test_a_text_that_no_model_is_sent_is_not_labelled(half: Any) -> None:
     given = {"example_prompt": ROW, "suffix": QUERY, "llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0}
