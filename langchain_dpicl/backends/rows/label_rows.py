@@ -174,11 +174,13 @@ def tokens_of_vocabulary(
     labels: Sequence[Sequence[str]],
     decoded: Iterable[tuple[Token, str]],
     encode: Callable[[str], Sequence[Token]] | None = None,
+    *,
+    has_parts: bool = True,
 ) -> dict[Token, int]:
     """Returns the tokens that begin texts, with the place of their label, as `tokens_of_bytes`.
 
     A spelling whose first word is a token begins with no shorter one. Where tokens are bytes, parts of characters are
-    among them, as engines do not list these.
+    among them if `has_parts`, as engines do not list these.
     """
     spelled = [(token, word if (word := text.lstrip()) == text else f" {word}") for token, text in decoded]
     words = {word for _, word in spelled}
@@ -188,13 +190,16 @@ def tokens_of_vocabulary(
         place = own.get(LOST if "\ufffd" in word else word.encode())
         if place is not None:
             label_of[token] = place
-    if any(isinstance(token, bytes) for token, _ in spelled):
+    if has_parts and any(isinstance(token, bytes) for token, _ in spelled):
         label_of |= {token: place for token, place in own.items() if not is_whole(token)}
     return _each_has_one(labels, label_of, set(label_of.values()))
 
 
 def tokens_of_bytes(
-    labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
+    labels: Sequence[Sequence[str]],
+    encode: Callable[[str], Sequence[Token]] | None = None,
+    *,
+    has_parts: bool = True,
 ) -> dict[Token, int]:
     """Returns the tokens that begin texts, of all byte strings that may be such a token, with the place of their label.
 
@@ -212,8 +217,9 @@ def tokens_of_bytes(
     Args:
       labels: the texts of each label.
       encode: the model's tokenizer; None: unknown, so that first tokens end where those of usual tokenizers do.
+      has_parts: whether the engine reports parts of characters; others may decode every token that they score.
     """
-    own = _own_beginnings(labels, encode)
+    own = {token: place for token, place in _own_beginnings(labels, encode).items() if has_parts or is_whole(token)}
     first = [token for text in _all_spellings(labels) for token in _first_tokens(text, encode)]
     served = {own[token] for token in first if token in own}
     return _each_has_one(labels, own, served, _GUESSED if encode is None else "")
@@ -587,9 +593,11 @@ def _or_other(row: list[float]) -> list[float]:
 
 
 def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> dict[Token, int]:
-    read: Callable[..., dict[Token, int]] = partial(tokens_of_bytes, labels)
+    has_parts = isinstance(engine, FirstTokenBackend)
+    read: Callable[..., dict[Token, int]] = partial(tokens_of_bytes, labels, has_parts=has_parts)
     if engine.max_top_k is None:
-        read = partial(tokens_of_vocabulary, labels, [(key, engine.decode([key])) for key in engine.vocabulary()])
+        spelled = [(key, engine.decode([key])) for key in engine.vocabulary()]
+        read = partial(tokens_of_vocabulary, labels, spelled, has_parts=has_parts)
     elif not isinstance(engine.eos, bytes):
         raise CapabilityError(
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import pytest
 from langchain_core.language_models import FakeListChatModel
 from scipy.special import softmax
 
-from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.base import Rows, Token
 from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
@@ -168,6 +169,23 @@ class TestFirstTokens:
             with contextlib.nullcontext() if place in read else pytest.warns(NoisyPlanWarning, match="tokenizer="):
                 assert same_bits(asked_public(rows, (f"<{place}>",)), row)
             assert row[place] > 0.8 if place in read else not row.any(), row
+
+    @pytest.mark.parametrize("options", [{"max_top_k": 5}, {"vocabulary": [" invoice", " Überweisung"]}], ids=str)
+    def test_an_engine_that_decodes_what_it_scores_keeps_its_rows(self, options: dict[str, Any]) -> None:
+        """No part of a character is asked of an engine that does not say that it reports them."""
+
+        class Decoding(FakeBackend):
+            score_choices: Any = None
+
+            def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> Any:
+                session: Any = super().open(prompts, prefix)
+                score = session.score
+                session.score = lambda domain: score([token.decode().encode() for token in domain])
+                return session
+
+        engine = Decoding(scripted({" invoice": 0.9, " Überweisung": 0.1}), **options)
+        rows = LabelRows(engine, [("invoice",), ("Überweisung",)], calibrate=False)
+        assert asked(rows, (("a",),)) == pytest.approx(np.array([[0.9, 0.1]]))
 
     def test_a_server_with_its_whole_vocabulary_is_read_by_that(self) -> None:
         table = {" card": 0.25, "CASH": 0.25, "fee": 0.125, "ca": 0.125, "x": 0.25}
