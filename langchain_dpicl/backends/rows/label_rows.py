@@ -179,7 +179,7 @@ def tokens_of_vocabulary(
 ) -> dict[Token, int]:
     """Returns the tokens that begin texts, with the place of their label, as `tokens_of_bytes`.
 
-    A spelling whose first word is a token begins with no shorter one. Where tokens are bytes, parts of characters are
+    A spelling whose first word is a token is known to begin with it. Where tokens are bytes, parts of characters are
     among them if `has_parts`, as engines do not list these.
     """
     spelled = [(token, word if (word := text.lstrip()) == text else f" {word}") for token, text in decoded]
@@ -205,8 +205,9 @@ def tokens_of_bytes(
 
     With and without a space in front; as written, lower, upper and capitalised, as English and as Turkish do it; in the
     Unicode form as written and composed. A token may be a part of a character. Beginnings that run beyond the first
-    token are included, but do not count as distinguishing. Where the tokenizer is known, there are none that are
-    shorter than its own first token of the spelling: those are other words. A beginning is no label's (`NO_LABEL`)
+    token are included, but do not count as distinguishing. Where the tokenizer is known, none is a word in
+    `STOP_WORDS` that is shorter than its own first token of the spelling: those are other words. A beginning is no
+    label's (`NO_LABEL`)
 
     - if texts of several labels begin so, in any of their spellings;
     - if it may be a part of a character of a text, but the provider lost its bytes (`LOST`);
@@ -253,10 +254,11 @@ def _own_beginnings(
                 known = tuple([token for token in first if token.startswith(b" ") == bool(space)])
                 for length in range(1, len(text.encode()) + 1):
                     token = space + text.encode()[:length]
-                    if known and not token.startswith(known):
+                    is_first = token.startswith(known)
+                    if known and not is_first and _word_of(token) in STOP_WORDS:
                         continue
                     begun[token] = place if begun.get(token, place) == place else NO_LABEL
-                    if not _is_other_word(token, text, is_written=text in written, is_first=bool(known)):
+                    if not _is_other_word(token, text, is_written=text in written, is_first=is_first):
                         counting.add(token)
     if not all(text.isascii() for texts in labels for text in texts):
         begun[LOST] = NO_LABEL
@@ -286,9 +288,13 @@ def _is_other_word(token: bytes, text: str, *, is_written: bool, is_first: bool)
     beginning = token.decode("utf-8", "replace").lstrip()
     word = _first_piece(text)
     is_other = len(beginning) < len(word) and not is_first if len(word) > 1 else not is_written
-    is_word = is_other and beginning.casefold() in STOP_WORDS
+    is_word = is_other and _word_of(token) in STOP_WORDS
     as_first = beginning.istitle() and (len(beginning) == 1 or not is_written)
     return is_word and (as_first or (token.startswith(b" ") and beginning.islower()))
+
+
+def _word_of(token: bytes) -> str:
+    return token.decode("utf-8", "replace").lstrip().casefold()
 
 
 def _first_piece(text: str) -> str:

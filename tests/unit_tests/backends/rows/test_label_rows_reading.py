@@ -247,7 +247,7 @@ class TestTokensOfAVocabulary:
     def test_are_those_that_begin_texts_of_one_label_alone(self) -> None:
         known = vocabulary("ca", " card", " cas", "cash", " cash ", "a", " machine", "", " ", "\n", "cards")
         assert tokens_of_vocabulary([["card"], ["cash machine"]], known) == {
-            0: 0, 1: 0, 2: 1, 3: 1, 4: 1,  # "ca" begins "card" alone, as "cash" is a token
+            0: NO_LABEL, 1: 0, 2: 1, 3: 1, 4: 1,  # "ca" may be either label, though "cash" is a token
         }  # fmt: skip
 
     def test_case_and_white_space_in_front_do_not_count(self) -> None:
@@ -261,7 +261,7 @@ class TestTokensOfAVocabulary:
         ("labels", "missing"),
         [
             ([["card"], ["card payment"]], r"\('card',\), \('card payment',\)"),
-            ([["Card"], ["cARD"]], r"\('Card',\)"),
+            ([["Card"], ["cARD"]], r"\('Card',\), \('cARD',\)"),
             ([["fee"], ["unheard of"]], r"\[\('unheard of',\)\]"),
         ],
     )
@@ -277,8 +277,8 @@ class TestTokensOfAVocabulary:
         known = vocabulary(" a", " as", " As", "as", " ast", " or", " ord", "a", "A", "I")
         found = tokens_of_vocabulary([["asthma"], ["order"], ["invoice", "I"]], known)
         assert found == {3: 0, 4: 0, 6: 1, 7: 0, 9: 2} | dict.fromkeys((0, 1, 2, 5, 8), NO_LABEL)
-        whole = vocabulary(" i", " I", " important", " trivial", "In", " im")  # " important" begins with no other token
-        assert tokens_of_vocabulary([["important"], ["trivial"]], whole) == {1: NO_LABEL, 2: 0, 3: 1}
+        whole = vocabulary(" i", " I", " important", " trivial", "In", " im")  # " important" begins with no other word
+        assert tokens_of_vocabulary([["important"], ["trivial"]], whole) == {1: NO_LABEL, 2: 0, 3: 1, 5: 0}
         parted = vocabulary(" Out", " outage", " Billing")  # "Outage" is " Out|age", whatever "outage" is
         assert tokens_of_vocabulary([["Outage"], ["Billing"]], parted) == {0: 0, 1: 0, 2: 1}
         tokens, known = vocabulary(" Out", " Outa", " Bill"), cut(r" \w{4}")
@@ -338,7 +338,7 @@ class TestTokensOfBytes:
         assert found[b"\xe9"] == found[b" \xe9"] == found[LOST] == NO_LABEL
         assert LOST not in tokens_of_bytes([["card"], ["cash"]])  # of which no part is lost
         known = tokens_of_bytes([["返品"], ["配送"]], lambda text: [text.encode()[:2], text.encode()[2:]])
-        assert (known[b"\xe8\xbf"], known[b"\xe9\x85"], b"\xe8" in known) == (0, 1, False)
+        assert [known[token] for token in (b"\xe8\xbf", b"\xe9\x85", b"\xe8", b" \xe9")] == [0, 1, 0, 1]
 
     def test_labels_count_in_the_form_in_which_models_write_them(self) -> None:
         decomposed = [["U\u0308belkeit"], ["O\u0308dem"], ["Schmerz"]]  # as files of macOS have it
@@ -406,13 +406,14 @@ class TestTokensOfBytes:
         assert set(tokens_of_bytes(labels, cut(r"[ \w]\d|\w+")).values()) - {NO_LABEL} == {0, 1}
         with pytest.raises(ConfigurationError, match=r"\('24h',\), \('25h',\).*or take votes=.text.$"):
             tokens_of_bytes([("24h",), ("25h",)], cut(r" ?\d|\w+"))
-        assert set(tokens_of_bytes([["Q1"], ["Q2"]], cut(r" ?\w+")).values()) == {0, 1}
+        assert tokens_of_bytes([["Q1"], ["Q2"]], cut(r" ?\w+"))[b"Q"] == NO_LABEL
 
-    def test_no_beginning_is_shorter_than_the_first_token_of_a_known_tokenizer(self) -> None:
+    def test_no_other_word_is_shorter_than_the_first_token_of_a_known_tokenizer(self) -> None:
         found = tokens_of_bytes([["asthma"], ["fee"]], cut(r" \w{3}|\w{2}"))
         lower = [token for token in found if found[token] == 0 and token.islower()]
         assert lower == [b"as", b"ast", b"asth", b"asthm", b"asthma", b" ast", b" asth", b" asthm", b" asthma"]
         assert found[b"As"] == 0  # a word by itself, but the tokenizer begins "Asthma" with it
+        assert found[b" f"] == 1  # left out, it would let what is reported beside it decide alone
 
     def test_what_a_tokenizer_with_a_space_before_any_text_leaves_open_is_guessed(self) -> None:
         found = tokens_of_bytes([["asthma"], ["fee"]], lambda text: cut(r" \w{3}| ")(f" {text}"))
@@ -422,7 +423,7 @@ class TestTokensOfBytes:
     def test_a_first_token_that_spells_another_text_leaves_the_guess(self) -> None:
         found = tokens_of_bytes([["asthma"], ["invoice"]], lambda text: cut(r" ?\w{4}|\W")(text.lower()))
         own = [token for token in found if found[token] != NO_LABEL]
-        assert [token for token in own if token.endswith((b"s", b"st"))] == [b"Ast", b" Ast"]
+        assert [token for token in own if token.endswith((b"s", b"st"))] == [b"ast", b" ast", b"Ast", b" Ast"]
         assert found[b" Asth"] == found[b"AST"] == found[b"asth"] == 0
 
     def test_a_first_token_counts_in_any_spelling_with_a_space_in_front_or_without(self) -> None:
