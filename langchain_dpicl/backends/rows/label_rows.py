@@ -192,7 +192,10 @@ def tokens_of_vocabulary(
             label_of[token] = place
     if has_parts and any(isinstance(token, bytes) for token, _ in spelled):
         label_of |= {token: place for token, place in own.items() if not is_whole(token)}
-    return _each_has_one(labels, label_of, set(label_of.values()))
+    served = set(label_of.values())
+    if encode is not None:
+        served &= {own.get(token, NO_LABEL) for texts in labels for token in _distinguishing(texts, encode)}
+    return _each_has_one(labels, label_of, served)
 
 
 def tokens_of_bytes(
@@ -209,7 +212,8 @@ def tokens_of_bytes(
     `STOP_WORDS` that is shorter than its own first token of the spelling: those are other words. A beginning is no
     label's (`NO_LABEL`)
 
-    - if texts of several labels begin so, in any of their spellings;
+    - if texts of several labels begin so, in any of their spellings, unless it is known to be the first token of one
+      label alone as that is written;
     - if it may be a part of a character of a text, but the provider lost its bytes (`LOST`);
     - where the tokenizer is unknown, if it is a word in `STOP_WORDS` as sentences write them (" a", " in"; "In" and
       "The" where the text is not written so), unless it is the text's own first word. "in" without a space and "IN"
@@ -221,7 +225,7 @@ def tokens_of_bytes(
       has_parts: whether the engine reports parts of characters; others may decode every token that they score.
     """
     own = {token: place for token, place in _own_beginnings(labels, encode).items() if has_parts or is_whole(token)}
-    first = [token for text in _all_spellings(labels) for token in _first_tokens(text, encode)]
+    first = [token for texts in labels for token in _distinguishing(texts, encode)]
     served = {own[token] for token in first if token in own}
     return _each_has_one(labels, own, served, _GUESSED if encode is None else "")
 
@@ -245,6 +249,7 @@ def _own_beginnings(
 ) -> dict[bytes, int]:
     """Returns the label of each beginning of a text, in bytes, with and without a space; see `tokens_of_bytes`."""
     begun: dict[bytes, int] = {}
+    known_as_written: dict[bytes, int] = {}
     counting: set[bytes] = set()
     for place, texts in enumerate(labels):
         written = {form for text in texts for form in _forms(text)}
@@ -257,12 +262,21 @@ def _own_beginnings(
                     is_first = token.startswith(known)
                     if known and not is_first and _word_of(token) in STOP_WORDS:
                         continue
-                    begun[token] = place if begun.get(token, place) == place else NO_LABEL
+                    for found in (begun, known_as_written) if is_first and text in written else (begun,):
+                        found[token] = place if found.get(token, place) == place else NO_LABEL
                     if not _is_other_word(token, text, is_written=text in written, is_first=is_first):
                         counting.add(token)
     if not all(text.isascii() for texts in labels for text in texts):
         begun[LOST] = NO_LABEL
-    return {token: place if token in counting else NO_LABEL for token, place in begun.items()}
+    return {token: place if token in counting else NO_LABEL for token, place in begun.items()} | known_as_written
+
+
+def _distinguishing(texts: Sequence[str], encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:
+    """Returns the first tokens of one label's texts: as they are written, as rows show them, where those are known."""
+    written = [token for text in texts for form in _forms(text) for token in _first_tokens(form, encode)]
+    if encode is not None and written:
+        return written
+    return [token for text in _all_spellings([texts]) for token in _first_tokens(text, encode)]
 
 
 def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:

@@ -196,7 +196,7 @@ class TestFirstTokens:
         assert asked_public(rows, ("a",)) == pytest.approx([0.4, 0.4, 0.2])
         with pytest.raises(ConfigurationError, match="no first token of its own"):
             LabelRows(engine, (("card",), ("unheard of",)), calibrate=False)
-        table = {" sports": 0.05, " world": 0.1, " Sport": 0.85}  # a part of the label's token
+        table = {" sports": 0.05, " world": 0.1, " sport": 0.85}  # a part of the label's token
         engine = LangChainBackend(ScriptedLLM(answer=lambda text: table), full_vocabulary=3, retry=QUICK)
         assert asked(LabelRows(engine, (("sports",), ("world",)), calibrate=False), (("a",),))[0, 0] > 0.8
 

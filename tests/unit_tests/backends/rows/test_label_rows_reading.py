@@ -426,14 +426,22 @@ class TestTokensOfBytes:
         assert [token for token in own if token.endswith((b"s", b"st"))] == [b"ast", b" ast", b"Ast", b" Ast"]
         assert found[b" Asth"] == found[b"AST"] == found[b"asth"] == 0
 
-    def test_a_first_token_counts_in_any_spelling_with_a_space_in_front_or_without(self) -> None:
+    def test_a_known_first_token_counts_as_the_label_is_written_with_a_space_in_front_or_without(self) -> None:
         def spelled_out_but(word: str) -> Callable[[str], list[bytes]]:
             return lambda text: [word.encode()] if text == word else [text.encode()[:1]]
 
-        for word in ("card", " card", "Card", " CARD"):
-            assert set(tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but(word)).values()) - {NO_LABEL} == {
-                0,
-                1,
-            }
-        with pytest.raises(ConfigurationError, match="'card'"):
-            tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but("other"))
+        for word in ("card", " card"):
+            assert tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but(word))[word.encode()] == 0
+        for word in ("Card", " CARD", "other"):  # rows show "card"
+            with pytest.raises(ConfigurationError, match="'card'"):
+                tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but(word))
+        labels, over = [["Overdraft"], ["Overdue"]], cut(r" ?(?:Over|\w+)")  # whatever "overdraft" begins with
+        with pytest.raises(ConfigurationError, match=r"'Overdraft'.*'Overdue'"):
+            tokens_of_bytes(labels, over)
+        with pytest.raises(ConfigurationError, match=r"'Overdraft'.*'Overdue'"):
+            tokens_of_vocabulary(labels, vocabulary(" Over", " overdraft", " overdue"), over)
+
+    def test_no_other_spelling_takes_the_first_token_of_a_label_as_it_is_written(self) -> None:
+        found = tokens_of_bytes([["I"], ["II"], ["No"], ["Normal"]], cut(r" ?(?:I+|No(?!r)|[A-Z][a-z]+|\w)"))
+        tokens = (b"I", b" I", b"II", b"Ii", b" No", b" Nor", b"N")  # "Ii" is "I|i"
+        assert [found[token] for token in tokens] == [0, 0, 1, 1, 2, 3, NO_LABEL]
