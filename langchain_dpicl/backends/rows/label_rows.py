@@ -68,6 +68,7 @@ LEAST_REPORTED = 1e-6
 # Tokenizers cut before white space, before a sign inside a word, between letters and digits, and after three digits or
 # each; what is behind the cut is never in a first token.
 _FIRST_PIECE = re.compile(r"\d{1,3}|.[^\s\d!-/:-@\[-`{-~]*", re.DOTALL)
+_PREFIXES = frozenset({"down", "in", "off", "on", "out", "over", "under", "up"})  # which tokenizers cut off words
 _TURKISH_LOWER, _TURKISH_UPPER = str.maketrans("I\u0130", "\u0131i"), str.maketrans("i\u0131", "\u0130I")
 _GUESSED = ". Where they end is guessed, as the tokenizer is unknown; LangChainBackend(llm, tokenizer=...) knows it"
 
@@ -215,9 +216,10 @@ def tokens_of_bytes(
     - if texts of several labels begin so, in any of their spellings, unless it is known to be the first token of one
       label alone as that is written;
     - if it may be a part of a character of a text, but the provider lost its bytes (`LOST`);
-    - where the tokenizer is unknown, if it is a word in `STOP_WORDS` as sentences write them (" a", " in"; "In" and
-      "The" where the text is not written so), unless it is the text's own first word. "in" without a space and "IN"
-      count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not.
+    - where the tokenizer is unknown, if it is a word in `STOP_WORDS` as sentences write them (" a", " in", " The"; "In"
+      and "The" where the text is not written so), unless it is the text's own first word. "in" without a space and "IN"
+      count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not. So does " Out" where the text is
+      written so, as it is cut " Out|age".
 
     Args:
       labels: the texts of each label.
@@ -303,8 +305,10 @@ def _is_other_word(token: bytes, text: str, *, is_written: bool, is_first: bool)
     word = _first_piece(text)
     is_other = len(beginning) < len(word) and not is_first if len(word) > 1 else not is_written
     is_word = is_other and _word_of(token) in STOP_WORDS
-    as_first = beginning.istitle() and (len(beginning) == 1 or not is_written)
-    return is_word and (as_first or (token.startswith(b" ") and beginning.islower()))
+    has_space = token.startswith(b" ")
+    is_cut_off = is_written and (not has_space or _word_of(token) in _PREFIXES)
+    as_first = beginning.istitle() and (len(beginning) == 1 or not is_cut_off)
+    return is_word and (as_first or (has_space and beginning.islower()))
 
 
 def _word_of(token: bytes) -> str:

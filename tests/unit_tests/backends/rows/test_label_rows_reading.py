@@ -313,8 +313,10 @@ class TestTokensOfBytes:
         found = tokens_of_bytes([["asthma"], ["invoice"], ["order"], ["Theft"], ["Atm"]])
         words = (" a", " A", "A", " as", " As", "As", " i", " I", "I", " in", "In", " or", "Or", " the", " at")
         assert {found[word.encode()] for word in words} == {NO_LABEL}
-        written = (b"The", b" The", b"At", b" At")  # as rows show the labels
-        assert [found[word] for word in written] == [3, 3, 4, 4]
+        written = (b"The", b" The", b"At", b" At")  # as rows show the labels; behind a space they begin any sentence
+        assert [found[word] for word in written] == [3, NO_LABEL, 4, NO_LABEL]
+        cut_off = tokens_of_bytes([["Outage"], ["Normal"], ["Overdue"]])
+        assert [cut_off[word] for word in (b" Out", b" No", b"No", b" Over", b" over")] == [0, NO_LABEL, 1, 2, NO_LABEL]
         assert [found[token] for token in (b"as", b" AS", b" ast", b"in", b"IN", b" Inv", b" ord", b"the", b" theft")] == [
             *[0] * 3, *[1] * 3, 2, *[3] * 2
         ]  # fmt: skip
