@@ -252,6 +252,8 @@ def _own_beginnings(
     """Returns the label of each beginning of a text, in bytes, with and without a space; see `tokens_of_bytes`."""
     begun: dict[bytes, int] = {}
     known_as_written: dict[bytes, int] = {}
+    passed_over: dict[bytes, int] = {}
+    firsts: set[bytes] = set()
     counting: set[bytes] = set()
     for place, texts in enumerate(labels):
         written = {form for text in texts for form in _forms(text)}
@@ -263,11 +265,17 @@ def _own_beginnings(
                     token = space + text.encode()[:length]
                     is_first = token.startswith(known)
                     if known and not is_first and _word_of(token) in STOP_WORDS:
+                        passed_over[token] = place if passed_over.get(token, place) == place else NO_LABEL
                         continue
+                    if is_first:
+                        firsts.add(token)
                     for found in (begun, known_as_written) if is_first and text in written else (begun,):
                         found[token] = place if found.get(token, place) == place else NO_LABEL
                     if not _is_other_word(token, text, is_written=text in written, is_first=is_first):
                         counting.add(token)
+    # A guess is no reason to prefer a label to one of which a first token is known.
+    doubtful = {token: place for token, place in passed_over.items() if token not in firsts}
+    begun |= {token: NO_LABEL for token, place in doubtful.items() if begun.get(token, place) != place}
     if not all(text.isascii() for texts in labels for text in texts):
         begun[LOST] = NO_LABEL
     return {token: place if token in counting else NO_LABEL for token, place in begun.items()} | known_as_written

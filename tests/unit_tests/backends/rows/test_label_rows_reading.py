@@ -291,6 +291,10 @@ class TestTokensOfAVocabulary:
         by_number = tokens_of_vocabulary(labels, vocabulary("返", "配", "連", "\ufffd", " \ufffd"))
         assert by_number == {0: 0, 1: 1, 2: 2, 3: NO_LABEL, 4: NO_LABEL}
 
+    def test_another_word_is_no_label_though_that_of_one_label_alone_is_a_token(self) -> None:
+        found = tokens_of_vocabulary([["Anger"], ["Anxiety"]], vocabulary("an", " An", "anger", " Anger", "Anx"))
+        assert (found[0], found.get(1, NO_LABEL), found[2], found[4]) == (NO_LABEL, NO_LABEL, 0, 1)
+
     def test_another_text_may_serve_a_label(self) -> None:
         known = vocabulary("card", "fee", "pay")
         assert tokens_of_vocabulary([["card", "fee"], ["card payment", "payment"]], known) == {0: NO_LABEL, 1: 0, 2: 1}
