@@ -37,7 +37,7 @@ from langchain_dpicl.backends.resolve import (
     named_model,
     recipients,
 )
-from langchain_dpicl.backends.rows.label_rows import OtherBackend
+from langchain_dpicl.backends.rows.label_rows import FirstTokenBackend, OtherBackend
 from langchain_dpicl.backends.sync_async import limit_concurrency, public_failure, run_engine
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
@@ -48,6 +48,7 @@ _LONGEST = 300
 _SKILLS = {
     "tokens": NextTokenBackend,
     "full": FullBackend,
+    "first tokens": FirstTokenBackend,
     "choices": ChoiceBackend,
     "public choices": PublicChoiceBackend,
     "other": OtherBackend,

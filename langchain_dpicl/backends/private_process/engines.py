@@ -205,6 +205,16 @@ class _Tokens(ProcessEngine):
         return int(self._now("count_tokens", text))
 
 
+class _FirstTokens(_Tokens):
+    """Reports of a public prompt's first token what it reports of a private one's."""
+
+    def first_tokens(self, prompt: str) -> list[tuple[Token, float]]:
+        return [(token, share) for token, share in run_sync(self._public("first_tokens", prompt))]
+
+    async def afirst_tokens(self, prompt: str) -> list[tuple[Token, float]]:
+        return [(token, share) for token, share in await run_async(self._public("first_tokens", prompt))]
+
+
 class _Full(_Tokens):
     """Scores private prompts and the public one over the whole vocabulary."""
 
@@ -379,6 +389,7 @@ class ProcessEmbeddings(ProcessEngine, SilentEmbeddings):
 _SKILLS: Mapping[str, type[ProcessEngine]] = {
     "embeddings": ProcessEmbeddings,
     "full": _Full,
+    "first tokens": _FirstTokens,
     "tokens": _Tokens,
     "other": _Other,
     "public choices": _PublicChoices,

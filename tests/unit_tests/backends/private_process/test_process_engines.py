@@ -27,7 +27,7 @@ from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_process.connection import Connection
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_text_backend, recipients
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
-from langchain_dpicl.backends.rows.label_rows import LabelRows, OtherBackend
+from langchain_dpicl.backends.rows.label_rows import FirstTokenBackend, LabelRows, OtherBackend
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, NearestRows, SimilarTexts
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from tests import process_models
@@ -101,6 +101,9 @@ def test_it_can_do_what_the_engine_there_can() -> None:
     assert {kind: isinstance(embedded, kind) for kind in wanted} == wanted
     assert not isinstance(embedded, FullBackend)
     assert isinstance(as_backend(shared(process_models.full)), FullBackend)
+    written: Any = as_choice_backend(shared(process_models.completion))
+    assert isinstance(written, FirstTokenBackend)
+    assert written.first_tokens(PROMPTS[0]) == as_choice_backend(process_models.completion()).first_tokens(PROMPTS[0])
     assert isinstance(votes, OtherBackend)
     assert not isinstance(votes, NextTokenBackend)
     assert embedded.row_hint == getattr(EmbeddedLLM().backend, "row_hint", RowHint())
