@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import ConfigurableFieldSpec
 
@@ -91,10 +92,6 @@ class TenantRegistry:
     Args:
       max_queries: cap of every tenant; None: none.
       memo_size: answers cached per tenant; 0: none.
-
-    Attributes:
-      threads: for what awaited answers hand to the threads of their event loop, in all of which equal queries may wait
-        for their turn; as many as a loop's own.
     """
 
     def __init__(self, *, max_queries: int | None = None, memo_size: int = 0) -> None:
@@ -103,9 +100,20 @@ class TenantRegistry:
         self._nobody = Tenant("", self.max_queries)
         self._lock = PerProcess(threading.Lock)
         self._used: Counter[str] = Counter()
-        self.threads = PerProcess(partial(ThreadPoolExecutor, thread_name_prefix="dpicl-public"))
+        self._threads: PerProcess[WeakKeyDictionary[Any, ThreadPoolExecutor]] = PerProcess(WeakKeyDictionary)
         self._turns: PerProcess[dict[tuple[str, Hashable], tuple[FairSemaphore, int]]] = PerProcess(dict)
         self._told: OrderedDict[str, OrderedDict[Hashable, Any]] = OrderedDict()
+
+    def threads_here(self) -> ThreadPoolExecutor:
+        """Returns threads for what awaited answers hand to those of the running event loop: as many as its own.
+
+        Equal queries may wait for their turn in all of its own. Another loop has others, as it would of its own.
+        """
+        loop, pools = asyncio.get_running_loop(), self._threads.here
+        with self._lock.here:
+            if (pool := pools.get(loop)) is None:
+                pool = pools[loop] = ThreadPoolExecutor(thread_name_prefix="dpicl-public")
+            return pool
 
     def of(self, config: Mapping[str, Any]) -> Tenant:
         """Returns the tenant that a run's config names."""

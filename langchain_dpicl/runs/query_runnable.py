@@ -766,7 +766,7 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         async with self._events(config) as events:
             resolve_budget(self.budget, config)
             walk = self._answer_effects(value, partial(self._pay, events), config, kwargs)
-            with lend_threads(self.tenants.threads.here):
+            with lend_threads(self.tenants.threads_here()):
                 answer: str = await run_async(walk, is_slow=self._is_slow)
             return answer
 

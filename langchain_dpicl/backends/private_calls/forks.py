@@ -17,6 +17,8 @@ from langchain_dpicl._opaque import PerProcess, is_forked
 # A fork that runs no hooks of Python shares these too, for calls of the application: ours leave them.
 _POOLS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
 _CONNECTIONS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
+_GIVEN: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Of these connections, those that were given their socket, and keep it in the process that was not forked."""
 _kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 """What was left of pools that are awaited: as long as these are there, as another process may use it."""
 
@@ -38,7 +40,12 @@ def own_connection(connection: Any) -> None:
     known = _CONNECTIONS.here
     if connection not in known:
         known.add(connection)
-        _leave(connection)
+        if connection.sock is not None:
+            is_given = not _opens_it_again(connection)
+            if is_given and not is_forked():
+                _GIVEN.add(connection)
+            else:
+                _leave(connection, is_given=is_given)
 
 
 def record_opening(connection: Any) -> None:
@@ -64,13 +71,11 @@ def _leave_all(pool: Any) -> None:
     pool._connections.clear()  # noqa: SLF001
 
 
-def _leave(connection: Any) -> None:
+def _leave(connection: Any, *, is_given: bool) -> None:
     plain = connection.sock
     if plain is None:
         return
-    if not _opens_it_again(connection):
-        if not is_forked():
-            return
+    if is_given:
         connection.auto_open = 0  # its calls fail: elsewhere is not where they are meant to go
     # Not by its `close`, which waits where another thread reads the reply: here no thread of the parent ends that.
     connection.sock = None
@@ -97,7 +102,7 @@ def _forget_in_forked_process() -> None:
             forget(pool)
     for connections in list(_CONNECTIONS._made.values()):  # noqa: SLF001
         for connection in list(connections):
-            _leave(connection)
+            _leave(connection, is_given=connection in _GIVEN)
 
 
 if hasattr(os, "register_at_fork"):
