@@ -114,7 +114,7 @@ class TestDemonstrations:
         silent = Decoding(candidates=3, stop=(" paid", " late", " twice"))
         for _ in range(2):
             made = house.synthesizer(house.crew(), decoding=silent, checkpoint=house.memo.parent / "kept.jsonl")
-            with pytest.raises(PrivacyBudgetExceededError, match="6 more"):
+            with pytest.raises(PrivacyBudgetExceededError, match="requested 6 demonstrations"):
                 made.run(progress=False)
 
     def test_are_streamed_as_they_come(self, house: House) -> None:

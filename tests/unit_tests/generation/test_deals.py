@@ -338,7 +338,9 @@ def test_however_often_a_run_is_stopped_a_batch_releases_no_more_than_was_paid_f
         with pytest.raises(KeyboardInterrupt):
             made.run()
         assert spy.scores == stops
-    with pytest.raises(PrivacyBudgetExceededError, match="requested 6 more, remaining 0"):
+    with pytest.raises(
+        PrivacyBudgetExceededError, match="requested 6 demonstrations, found none; remaining tickets: 0"
+    ):
         made.run()
     assert made.demonstrations == []
     assert spy.scores == DEMONSTRATIONS * LENGTH * len(LABELS)
