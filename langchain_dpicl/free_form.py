@@ -344,7 +344,7 @@ class CandidateSource:
 
     def no_text(self) -> ModelCallError:
         """Returns the error of an answer without text: a blank or cut one, or a refusal."""
-        advice = "Check the model, or give another stop=, then ask again"
+        advice = "Check the model, then ask again"
         return ModelCallError(f"a public call to {self.name} brought no text before the first stop string. {advice}")
 
     @staticmethod

@@ -550,8 +550,9 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least, **shape.reported}
         public |= {"other_label": reading.other_label} if other else {}
         name, journal = RunJournal.of(checkpoint, component, "pate", budget=spender, private=private, plan=public)
-        answered = [PoolEntry.from_dict(line).fields for line in (journal.entries if journal is not None else ())]
-        queries = [None if entry.fields in answered else inputs.query_of(entry.fields) for entry in entries]
+        lines = journal.entries if journal is not None else ()
+        answered = {inputs.query_of(PoolEntry.from_dict(line).fields) for line in lines}
+        queries = [None if (query := inputs.query_of(one.fields)) in answered else query for one in entries]
         _check_room(engine, words, queries, max_queries=plan.max_queries)
         declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
         reads = (scorer.calibrates, scorer.counts_other)
@@ -951,8 +952,9 @@ def _check_room(engine: Any, task: VotingTask, queries: Iterable[Query | None], 
             for prompts in task.wording.renderer([query]).public():
                 check(prompts[0])
         except ModelCallError as error:
+            said = f"public_inputs: number {number} of the distinct ones: {str(error).rstrip('. ')}"
             advice = f"Or leave it out, and give max_queries={max_queries} to keep a share that was begun with it."
-            raise ModelCallError(f"public_inputs: number {number} of the distinct ones: {error} {advice}") from error
+            raise ModelCallError(f"{said}. {advice}") from error
 
 
 def _terms_of(public: Mapping[str, Any]) -> dict[str, Any]:
