@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -732,7 +733,8 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
         which could be granted.
         """
         count = Counter(tenant.name for tenant, _ in asked)
-        most = {tenant.name: tenant for tenant, _ in sorted(asked, key=lambda one: one[0].cap or 0)}
+        caps = {tenant: math.inf if tenant.cap is None else tenant.cap for tenant, _ in asked}
+        most = {tenant.name: tenant for tenant in sorted(caps, key=caps.__getitem__)}
         for tenant in most.values():
             if tenant.cap is not None and (left := max(0, self._left_of(tenant))) < count[tenant.name]:
                 yield tenant, left

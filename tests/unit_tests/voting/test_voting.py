@@ -357,6 +357,8 @@ def test_a_batch_beyond_a_tenants_cap_is_refused_before_the_first_is_charged(doo
     with pytest.raises(TenantCapExceededError, match="at most 1 queries of tenant 'other'"):
         ask(made, ["d", "e"], config=[other, lower])
     assert made.queries_left == 6
+    capped: Any = {"configurable": {"tenant": "acme", "tenant_max_queries": 0}}
+    voter(max_queries=9)._refuse_too_many(["a", "b"], [acme(), capped])  # the first one is granted
 
 
 @pytest.mark.parametrize("door", BATCHES)
