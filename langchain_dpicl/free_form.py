@@ -32,6 +32,7 @@ from langchain_dpicl.backends.private_calls.call import classify_error, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
+from langchain_dpicl.backends.rows.label_rows import check_room
 from langchain_dpicl.backends.sync_async import (
     Call,
     Effect,
@@ -226,6 +227,10 @@ class PrivateDoor:
         self.tells_failures = hasattr(engine, "complete_public")  # from blank answers
         self._opened: set[tuple[int, int]] = set()  # processes in which it was
 
+    def check_room(self, prompts: Sequence[str]) -> EffectGenerator[None]:
+        """Raises ModelCallError for a public prompt that private calls would cut (an effect generator)."""
+        return check_room(self._engine, prompts)
+
     def check(self, prompt: str, *, answers: Sequence[str] = (), is_same: bool = False) -> EffectGenerator[None]:
         """Raises where private calls would be heard, fail or bring nothing (an effect generator).
 
@@ -318,9 +323,19 @@ class CandidateSource:
         return "fetched" if self._source else "written" if self._count else "none"
 
     def before(
-        self, prompt: str, query: Mapping[str, str], config: RunnableConfig, *, pays: bool = True
+        self, prompts: Sequence[str], query: Mapping[str, str], config: RunnableConfig, *, pays: bool = True
     ) -> EffectGenerator[CandidateAnswers]:
-        """Makes the public calls before the ticket is reserved; without one, that for the zero-shot answer alone."""
+        """Makes the public calls before the ticket is reserved; without one, that for the zero-shot answer alone.
+
+        Args:
+          prompts: of the query without records, one for each wording; the first is asked.
+          query: values of the query's variables.
+          config: of the calls.
+          pays: whether a ticket will be reserved.
+        """
+        if pays:
+            yield from self._door.check_room(prompts)
+        prompt, *_ = prompts
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count) if pays else 1)
         zero_shot = own[0] if own else ""
@@ -898,9 +913,10 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[_PreparedQuery]:
         """Asks for candidates, which calls every model that the release needs; without a ticket for one answer."""
         prompts = self.wording.renderer([query])
+        public = [own for own, *_ in prompts.public()]
         variables = dict(zip(self.wording.input_variables, query, strict=True))
         pays = self.on_exhausted == "raise" or self._has_ticket(self.tenants.of(config))
-        said = yield from self.maker.public.before(prompts(())[0], variables, config, pays=pays)
+        said = yield from self.maker.public.before(public, variables, config, pays=pays)
         aggregation = (yield from self.maker.space.prepared(query, said.candidates)) if pays else None
         return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)
 

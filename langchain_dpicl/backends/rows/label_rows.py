@@ -707,6 +707,15 @@ Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
 
 
+def check_room(engine: object, prompts: Sequence[str]) -> EffectGenerator[None]:
+    """Raises ModelCallError for a PUBLIC prompt that the engine would cut; asks nothing (an effect generator)."""
+    check: Callable[[str], None] | None = getattr(engine, "check_public", None)  # of engines that cut prompts
+    if check is None:
+        return
+    for prompt in prompts:
+        yield Blocking(partial(check, prompt))
+
+
 class LabelRows:
     """Label probabilities of private prompts, one row each.
 
@@ -838,10 +847,7 @@ class LabelRows:
 
     def check_room(self, texts: Sequence[str]) -> EffectGenerator[None]:
         """Raises ModelCallError for a PUBLIC prompt that the engine would cut; asks nothing (an effect generator)."""
-        if (check := getattr(self._engine, "check_public", None)) is None:  # engines that cut prompts have it
-            return
-        for text in texts:
-            yield Blocking(partial(check, text))
+        return check_room(self._engine, texts)
 
     def asks_beside(self, limit: int | None) -> bool:
         """Whether a public row goes beside private ones: the model is elsewhere, many calls overlap, and it answered.

@@ -427,6 +427,29 @@ def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_other
     assert charged(component) == 0
 
 
+class Short(Writer):
+    """Would cut prompts of more than 150 letters, and then keep no record."""
+
+    def check_public(self, prompt: str) -> None:
+        if len(prompt) > 150:
+            raise ModelCallError("expected a shorter prompt")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("wordings", [(), (FewShotTask(example_prompt="{text}", suffix="in short: {input}"),)])
+def test_a_query_that_the_engine_would_cut_costs_nothing(is_async: bool, wordings: tuple[FewShotTask, ...]) -> None:
+    engine, writer = Short(), Writer()
+    task = FewShotTask(example_prompt="{text}", suffix="{input}", wordings=wordings)
+    answers = WORDS.replace(writer=writer)
+    component = build(llm=engine, task=task, example_prompt=None, suffix=None, answers=answers, rows=None)
+    long = "x" * (145 if wordings else 151)
+    with pytest.raises(ModelCallError, match="a shorter prompt"):
+        _ = asyncio.run(component.ainvoke(long)) if is_async else component.invoke(long)
+    assert (charged(component), engine.private, writer.public) == (0, 0, 0)
+    component.invoke("x" * 100)
+    assert charged(component) == 1
+
+
 # -- one query, one ticket ---------------------------------------------------------------------------------------
 
 
@@ -879,9 +902,8 @@ def before(engine: Any) -> Any:
     """The public calls of a query that an engine writes two candidates for."""
     limits: dict[str, Any] = {"max_tokens": 5, "stop": ()}
     door = PrivateDoor(engine, name="engine", **limits)
-    return CandidateSource(PublicModel(engine, **limits), door=door, count=2).before(
-        "Question", {"input": "Question"}, {}
-    )
+    source = CandidateSource(PublicModel(engine, **limits), door=door, count=2)
+    return source.before(["Question"], {"input": "Question"}, {})
 
 
 def test_an_engine_that_can_is_told_that_a_prompt_is_public() -> None:
