@@ -372,6 +372,8 @@ _HOOKS = (
 )
 _GUARDED: dict[GuardedMethod, Any] = {}
 _LOOPS: dict[type, GuardedMethod] = {}
+_IN_PYTHON = 1 << 9
+"""Flag of a class that can be changed: it is no static one of C."""
 
 
 @contextlib.contextmanager
@@ -382,23 +384,24 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_al
 
     As LangChain's default `_agenerate`, its calls of observers, the class of OpenAI and name lookups do: blocking code
     in all of the loop's may wait for the end of the block. Loops that a model runs itself keep their threads, and so do
-    those of a class that cannot be changed, as one written in C.
+    those of a class that cannot be changed.
     """
     loop = asyncio.get_running_loop()
-    # The class that has the method: a copy in the loop's own would hide what others set on that one later.
-    kind = next((kind for kind in type(loop).__mro__ if "run_in_executor" in vars(kind)), None)
-    if kind is not None and kind not in _LOOPS:
+    # The class that has the method: a copy in the loop's own would hide what others set on that one later. On one of C,
+    # as uvloop's, nobody can, and its method may end the process where it is tried without a loop.
+    kind = next(kind for kind in type(loop).__mro__ if "run_in_executor" in vars(kind))
+    kind = kind if kind.__flags__ & _IN_PYTHON else type(loop)
+    if kind not in _LOOPS:
         runs: Any = kind
         _LOOPS[kind] = GuardedMethod(
             kind,
             "run_in_executor",
             _run_in_executor,
-            lambda: runs.run_in_executor(None, None, _nothing),
+            lambda: vars(runs)["run_in_executor"](None, None, _nothing),
             acts_outside=True,
         )
-    if kind is not None:
-        with contextlib.suppress(TypeError):
-            _LOOPS[kind].install_guard()
+    with contextlib.suppress(TypeError):
+        _LOOPS[kind].install_guard()
     token = _LENT.set((loop, threads, is_always))
     try:
         yield

@@ -725,7 +725,8 @@ class TestBothWays:
             patch.setattr(threading.Thread, "start", no_room)
             assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
 
-    async def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(self) -> None:
+    @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+    def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(self, loop: str) -> None:
         own, names = ThreadPoolExecutor(1, thread_name_prefix="the-models"), []
 
         class HasThreads(ScriptedChat):
@@ -737,9 +738,10 @@ class TestBothWays:
                 return self._generate(*args, **kwargs)
 
         calls = CallPool(silence(HasThreads(answer=ANSWERS)), QUICK, 1)
-        assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
-        assert names == ["the-models", "dpicl-awaited"]
-        mark = await asyncio.to_thread(lambda: threading.current_thread().name)
+        with asyncio.Runner(loop_factory=pytest.importorskip(loop).new_event_loop) as runner:
+            assert [reply.fault for reply in runner.run(calls.amany([request("aaa")]))] == [None]
+            assert names == ["the-models", "dpicl-awaited"]
+            mark = runner.run(asyncio.to_thread(lambda: threading.current_thread().name))
         assert not mark.startswith("dpicl")  # outside of calls the loop's own do the work
 
 

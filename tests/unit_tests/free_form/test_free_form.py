@@ -471,7 +471,8 @@ class TestBothSpaces:
         assert (sync.similarities or {}) == pytest.approx(awaited.similarities or {}, abs=0.06)
         assert charged(component) == 2
 
-    def test_an_awaited_answer_needs_no_thread_in_which_an_equal_question_waits(self, make: Any) -> None:
+    @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+    def test_an_awaited_answer_needs_no_thread_in_which_an_equal_question_waits(self, make: Any, loop: str) -> None:
         """A writer that is a function and an observer that is not asynchronous take threads of the loop."""
         usual = VECTORS if make is embedding else WORDS
         component = make(answers=usual.replace(writer=RunnableLambda(lambda _: "ask the bank")))
@@ -495,7 +496,8 @@ class TestBothSpaces:
             assert not left, "they wait for each other"
             return answers
 
-        assert asyncio.run(both()) == ["ask the bank"] * 2
+        with asyncio.Runner(loop_factory=pytest.importorskip(loop).new_event_loop) as runner:
+            assert runner.run(both()) == ["ask the bank"] * 2
         assert charged(component) == 1
 
     def test_what_is_spent_is_answered_zero_shot_where_that_was_asked_for(self, make: Any, opened: list[str]) -> None:
