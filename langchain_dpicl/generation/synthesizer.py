@@ -768,8 +768,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
       - Words that open the vocabulary of a label's texts (`Decoding(released_words=True)`) are released before them,
         for a ticket of the same share.
 
-    Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
-    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `budget.handler`.
+    Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption.
+    Callbacks of their config, or of the LangChain run around them, receive `dpicl.charged` per demonstration and
+    `dpicl.refused`; see `budget.handler`.
     """
 
     _item_name = "demonstration"

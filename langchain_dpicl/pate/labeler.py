@@ -398,8 +398,8 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
       - Teachers are drawn at random, never selected by their accuracy.
 
     Build it with `from_private_examples`; `run` and `arun` label inputs until none waits or the share is spent, and
-    continue after an interruption. Inside a LangChain run, observers receive `dpicl.charged` per input and
-    `dpicl.refused`; see `budget.handler`.
+    continue after an interruption. Callbacks of their config, or of the LangChain run around them, receive
+    `dpicl.charged` per input and `dpicl.refused`; see `budget.handler`.
     """
 
     _item_name: ClassVar[str] = "input"
