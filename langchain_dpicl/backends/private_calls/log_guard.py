@@ -336,6 +336,15 @@ def _nothing(*_: Any) -> None:
     pass
 
 
+class _NoThreads(concurrent.futures.Executor):
+    """An executor that does nothing, to try with a loop that runs: a method of C ends the process without one."""
+
+    def submit(self, *_: Any, **__: Any) -> concurrent.futures.Future[Any]:
+        done = concurrent.futures.Future[Any]()
+        done.set_result(None)
+        return done
+
+
 def _lone_logger() -> logging.Logger:
     logger = logging.Logger("langchain_dpicl.check")  # noqa: LOG001  nobody else is to find it
     logger.addHandler(logging.NullHandler())
@@ -388,16 +397,15 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_al
     """
     loop = asyncio.get_running_loop()
     # The class that has the method: a copy in the loop's own would hide what others set on that one later. On one of C,
-    # as uvloop's, nobody can, and its method may end the process where it is tried without a loop.
+    # as uvloop's, nobody can.
     kind = next(kind for kind in type(loop).__mro__ if "run_in_executor" in vars(kind))
     kind = kind if kind.__flags__ & _IN_PYTHON else type(loop)
     if kind not in _LOOPS:
-        runs: Any = kind
         _LOOPS[kind] = GuardedMethod(
             kind,
             "run_in_executor",
             _run_in_executor,
-            lambda: vars(runs)["run_in_executor"](None, None, _nothing),
+            lambda: asyncio.get_running_loop().run_in_executor(_NoThreads(), _nothing),
             acts_outside=True,
         )
     with contextlib.suppress(TypeError):

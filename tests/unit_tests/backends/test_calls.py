@@ -725,8 +725,17 @@ class TestBothWays:
             patch.setattr(threading.Thread, "start", no_room)
             assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
 
-    @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-    def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(self, loop: str) -> None:
+    @pytest.mark.parametrize(("loops", "kind"), [("asyncio", "SelectorEventLoop"), ("uvloop", "Loop")])
+    @pytest.mark.parametrize("is_traced", [False, True])
+    def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(
+        self, loops: str, kind: str, *, is_traced: bool
+    ) -> None:
+        made = getattr(pytest.importorskip(loops), kind)
+
+        class Traced(made):
+            def run_in_executor(self, *given: Any) -> Any:
+                return made.run_in_executor(self, *given)
+
         own, names = ThreadPoolExecutor(1, thread_name_prefix="the-models"), []
 
         class HasThreads(ScriptedChat):
@@ -738,7 +747,7 @@ class TestBothWays:
                 return self._generate(*args, **kwargs)
 
         calls = CallPool(silence(HasThreads(answer=ANSWERS)), QUICK, 1)
-        with asyncio.Runner(loop_factory=pytest.importorskip(loop).new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=Traced if is_traced else made) as runner:
             assert [reply.fault for reply in runner.run(calls.amany([request("aaa")]))] == [None]
             assert names == ["the-models", "dpicl-awaited"]
             mark = runner.run(asyncio.to_thread(lambda: threading.current_thread().name))
