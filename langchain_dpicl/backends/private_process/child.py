@@ -27,6 +27,7 @@ from langchain_dpicl.backends.base import row_hint_of as hint_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_calls.method_checks import allow_wrappers
+from langchain_dpicl.backends.private_process import connection
 from langchain_dpicl.backends.private_process.connection import pack, receive, send
 from langchain_dpicl.backends.resolve import (
     PROCESS,
@@ -59,6 +60,7 @@ _OPTIONAL = ("encode", "continued", "spell", "token_bytes", "complete_public", "
 
 def main(inlet: int, outlet: int) -> None:
     """Answers what comes in until it ends; the parent closes its side also when it dies."""
+    connection.is_inside = True
     _keep_nothing()
     try:
         start = receive(inlet)

@@ -107,6 +107,9 @@ def _read(descriptor: int, size: int) -> bytes:
 
 Message: TypeAlias = dict[str, Any]
 
+is_inside = False
+"""Whether this is the process of a private model, which starts no other."""
+
 START_SECONDS = 900.0
 """How long the process may take to start and to make its model, which may have to be loaded."""
 
@@ -228,6 +231,12 @@ class Connection:
     """
 
     def __init__(self) -> None:
+        if is_inside:  # which may import the same module and start another, without end
+            raise ConfigurationError(
+                "PrivateProcess: expected a model that is made without another one, found one that starts in its "
+                "process. The module of the function that makes the model is imported there: move that function to a "
+                "module that starts none."
+            )
         if not sys.executable:
             raise ConfigurationError("PrivateProcess: expected a Python interpreter to start, found no sys.executable.")
         pipes: list[int] = []

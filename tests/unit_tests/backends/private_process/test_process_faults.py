@@ -525,6 +525,32 @@ class TestTheStart:
         with pytest.raises(ConfigurationError, match=r"RuntimeError: no key$"):
             as_backend(process)
 
+    def test_from_the_module_of_the_model_s_function_starts_no_other_there(self, tmp_path: Path) -> None:
+        program = textwrap.dedent("""
+            import os, signal
+            signal.alarm(240)  # whatever happens, this ends each process
+            with open("pids", "a+") as pids:
+                print(os.getpid(), file=pids, flush=True)
+                pids.seek(0)
+                if len(pids.readlines()) > 3:
+                    os._exit(1)
+            from langchain_dpicl.backends import PrivateProcess
+            from tests import process_models
+            def model():
+                return process_models.mortal()
+            PrivateProcess(model).engine("choices")
+        """)
+        (tmp_path / "application.py").write_text(program)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", "import application"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert "ConfigurationError: PrivateProcess: expected a model that is made without another" in done.stderr
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 2
+        until(lambda: not any(map(is_running, pids)))
+
     @pytest.mark.usefixtures("quick_starts")
     def test_raises_the_errors_that_the_model_raises_here(self) -> None:
         with PrivateProcess(process_models.busy_inside) as process, pytest.raises(UnsilencableModelError, match="Busy"):
