@@ -160,6 +160,11 @@ def only_once(mark: str) -> FakeBackend:
     return mortal()
 
 
+def never_made(mark: str) -> Any:
+    Path(mark).touch()
+    time.sleep(3600)
+
+
 def quota_used_up(mark: str) -> Any:
     """A model whose probe fails from the second start on, with what a provider says of private calls."""
     if Path(mark).exists():

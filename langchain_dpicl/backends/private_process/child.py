@@ -67,8 +67,10 @@ def main(inlet: int, outlet: int) -> None:
     except EOFError:
         return
     server = _Server(outlet)
-    if server.begin(start):
-        asyncio.run(server.serve(inlet))
+    with asyncio.Runner() as runner:
+        server.listen(inlet, runner.get_loop())
+        if server.begin(start):
+            runner.run(asyncio.Event().wait())  # until the thread that reads ends the process
 
 
 def _keep_nothing() -> None:
@@ -114,9 +116,8 @@ class _Server:
         self._reply(0, reply)
         return reply["kind"] == "done"
 
-    async def serve(self, inlet: int) -> None:
-        """Takes messages from a thread that reads them."""
-        loop, end = asyncio.get_running_loop(), asyncio.Event()
+    def listen(self, inlet: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Reads messages in a thread, also while the model is made: the parent may end meanwhile."""
         loop.set_exception_handler(lambda _loop, _context: None)  # it would log what a task left behind
 
         def read() -> None:
@@ -126,7 +127,6 @@ class _Server:
             os._exit(0)  # without waiting for calls: nothing reads their answers
 
         threading.Thread(target=read, daemon=True).start()
-        await end.wait()
 
     def _take(self, message: dict[str, Any]) -> None:
         number, does = message["id"], message["does"]

@@ -634,6 +634,17 @@ class TestTheEnd:
             process.engine("choices")
         assert [one._process.poll() is None for one in started] == [False]
 
+    def test_comes_with_the_application_also_while_the_model_is_made(self, tmp_path: Path) -> None:
+        mark, made = tmp_path / "mark", connection.Connection()
+        how = PrivateProcess(process_models.never_made, mark=str(mark))._client._start
+        _, started = made.post({"does": "start", "allowed": [], "how": how})
+        until(mark.exists)
+        made._outbox.put(None)  # its pipe is closed, as where the application is killed
+        try:
+            assert started.result(60) is connection.LOST
+        finally:
+            made.kill()
+
     def test_comes_with_close_and_with_the_last_reference(self) -> None:
         process = PrivateProcess(process_models.mortal)
         engine, pid = as_choice_backend(process), pid_of(process)
