@@ -23,7 +23,7 @@ from langchain_dpicl.cli.inputs import (
     read_settings,
 )
 from langchain_dpicl.cli.plan import money_text, num_wordings, toml_lines
-from langchain_dpicl.cli.spending import check_public, save_or_print
+from langchain_dpicl.cli.spending import Call, check_public, save_or_print
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import check_int, check_positive_delta, fail
@@ -111,6 +111,7 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
     settings = read_settings(arguments, methods=_METHODS)
     if arguments.public is None:
         raise ConfigurationError("FILE: expected the file of public examples, found none. Name it.")
+    call = Call(arguments, settings, say, say)
     if arguments.out is not None:
         check_out(arguments.out, arguments.public)
         _check_replaced(arguments.out)
@@ -119,7 +120,7 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
     if rehearsal is None:
         return 0
     if arguments.out is not None:
-        save_or_print(rehearsal, arguments.out, say=say, complain=say)
+        save_or_print(rehearsal, call)
     if arguments.json:
         shown = {"rests_on": rehearsal.rests_on, "model": rehearsal.model, "labels": list(rehearsal.labels)}
         say(json.dumps({**shown, **rehearsal.summary(), "shapes": rehearsal.rows()}, indent=2))

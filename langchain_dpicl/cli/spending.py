@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +60,28 @@ _RARE = ("anchor", "text_key", "dataset_id", "adjacency")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a command that spends."""
+    """One call of a command that spends.
+
+    Attributes:
+      found: what another command's write to --out changes; None: nothing was there at the start.
+    """
 
     arguments: argparse.Namespace
     settings: Settings
     say: Say
     complain: Say
+    found: tuple[int, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "found", self.stamp())
+
+    def stamp(self) -> tuple[int, int] | None:
+        """Returns when --out was written, and its size; None where nothing is there, or it is empty."""
+        if self.arguments.out is not None:
+            with contextlib.suppress(OSError, ValueError):  # the check of --out, or the save, says so
+                status = self.arguments.out.stat()
+                return (status.st_mtime_ns, status.st_size) if status.st_size else None
+        return None
 
     @property
     def is_quiet(self) -> bool:
@@ -376,7 +392,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         has_some = has_some or _holds_paid(run, call.settings.method)
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result, call.settings.method)):
-            save_or_print(run.result, arguments.out, say=call.say, complain=call.complain)
+            save_or_print(run.result, call)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
@@ -413,9 +429,13 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
     return "A new run starts over, on a budget of its own."
 
 
-def save_or_print(released: Any, out: Path, *, say: Say, complain: Say) -> None:
-    """Saves what was released; prints it if that fails, since it is paid for."""
+def save_or_print(released: Any, call: Call) -> None:
+    """Saves what was released; prints it, since it is paid for, if that fails or another command wrote to --out."""
+    out, say, complain = call.arguments.out, call.say, call.complain
     try:
+        if call.stamp() not in {None, call.found}:
+            advice = "It may be paid for, and stays. What this command released is printed: keep that elsewhere."
+            raise fail("--out", "a file that no other command writes meanwhile", str(out), advice)
         released.save(out)
     except (OSError, ConfigurationError):
         from langchain_dpicl.released.soft_prompt import SoftPrompt

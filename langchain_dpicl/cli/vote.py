@@ -425,7 +425,7 @@ def _released(call: Call, release: Any, *chains: Any, **asked: Any) -> int:
         **asked,
         **_share(settings),
     )
-    save_or_print(result, arguments.out, say=call.say, complain=call.complain)
+    save_or_print(result, call)
     if arguments.json:
         call.say(result.to_json())
     elif not arguments.quiet:
@@ -594,10 +594,9 @@ def _discover(arguments: argparse.Namespace, settings: Settings, *, say: Say, co
         planned = f"{_discovery_text(plan)}\nspent    nothing: this is a plan; --out FILE without --dry-run releases"
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else planned)
         return DONE
-    check_target(arguments, settings)
-    settings = _sized(settings)
-    run, budget = _run(arguments, settings, what, noise)
     call = Call(arguments, settings, say, complain)
+    check_target(arguments, settings)
+    run, budget = _run(arguments, _sized(settings), what, noise)
     if not call.is_quiet:
         say(_discovery_text(run.plan))
     code = release(run, call, shown=lambda _: "", budget=budget)

@@ -1016,6 +1016,22 @@ class TestTheTargetFile:
         assert len(released.examples) == 2
         assert released.epsilon <= 3.0
 
+    def test_that_another_command_writes_meanwhile_stays_and_the_result_is_printed(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        streamed, out = DemonstrationSynthesizer.stream, tmp_path / "out.json"
+
+        def beside(self: DemonstrationSynthesizer, **options: Any) -> Iterator[Any]:
+            out.write_text("of another command")
+            return streamed(self, **options)
+
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", beside)
+        assert generate(records, out, "--quiet") == 2
+        captured = capsys.readouterr()
+        assert "--out: expected a file that no other command writes meanwhile, found" in captured.err
+        assert out.read_text() == "of another command"
+        assert len(ReleasedDemonstrations.from_json(captured.out).examples) == 2
+
 
 class TestTheAnchorOption:
     def test_an_older_copy_of_the_ledger_is_refused(
@@ -1239,8 +1255,11 @@ class TestAnInterruptedRun:
 
         released("a", "b").save(out := tmp_path / "out.json")
         settings = settings_of({"method": "generation"})
-        call = Call(argparse.Namespace(out=out, json=False, quiet=False), settings, print, print)
-        again = functools.partial(release, call=call, shown=str, budget=None)
+        arguments = argparse.Namespace(out=out, json=False, quiet=False)
+
+        def again(run: Run) -> None:
+            release(run, Call(arguments, settings, print, print), shown=str, budget=None)
+
         run = Run()
         refused = r"--checkpoint: expected all that '.*' holds, found 'an older copy'"
         with pytest.raises(ConfigurationError, match=refused):
@@ -1258,7 +1277,7 @@ class TestAnInterruptedRun:
             again(run)
         released("b", "a").save(out)
         run.result = released("a", "b")
-        call.arguments.quiet = True
+        arguments.quiet = True
         again(run)
         assert len(ReleasedDemonstrations.load(out).examples) == 3
 
