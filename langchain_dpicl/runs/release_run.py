@@ -192,7 +192,8 @@ class RunJournal:
             raise fail("checkpoint", f"at most {MAX_TEXT:,} bytes, which is what can be read again", "more")
         with _opened(self._path, may_create=not self._size) as file:
             if fcntl is not None:  # another run may not write between the look and the line
-                fcntl.flock(file, fcntl.LOCK_EX)
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
             if not self._is_ours(file):
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +124,15 @@ def test_lines_out_of_order_or_left_out_are_refused(path: Path) -> None:
             journal(path)
 
 
-def test_a_file_that_another_run_continued_or_removed_is_left_alone(path: Path) -> None:
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_file_that_another_run_continued_or_removed_is_left_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool
+) -> None:
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre without its option "flock" does
+
+    if not has_locks:
+        monkeypatch.setattr("langchain_dpicl.runs.release_run.fcntl", SimpleNamespace(flock=missing, LOCK_EX=2))
     first, second = filled(path), journal(path)
     second.append({"text": "of the second"})
     with pytest.raises(ConfigurationError, match="another run wrote to"):
