@@ -71,10 +71,10 @@ if TYPE_CHECKING:
 
 _NOTES_OF_VOTE = f"""\
 {SEES_RECORDS} Questions are public: nothing hides them.
-Each answer takes one of --max-queries tickets, by default one for each question. Several runs share the tickets of one
---component: give all of them the same --max-queries. An answer that stands in the file of --memo is free.
-Answers are printed one a line and added to --out as JSON lines, each as soon as it is released. A run without tickets
-left stops with exit code 3.
+Each answer takes one of --max-queries tickets, by default one for each different question. Several runs share the
+tickets of one --component: give all of them the same --max-queries. An answer that stands in the file of --memo is
+free. Answers are printed one a line and added to --out as JSON lines, each as soon as it is released. A run without
+tickets left stops with exit code 3.
 
 {BUDGET_NOTES}"""
 _SOURCES = {"release": "", "memo": " (from the memo, free)", "zero-shot": " (zero-shot, without the records)"}
@@ -105,25 +105,22 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     if not asked and not (arguments.dry_run and call.settings.get("max_queries")):
         advice = "Give --query TEXT, or for a plan --dry-run --max-queries N."
         raise ConfigurationError(f"--query, --queries: expected a question, found none. {advice}")
-    component = {"max_queries": len(asked), **call.settings.component}
+    queries, count = _queries(asked, call.settings) if asked or call.settings.data.num_labels() else ([], 0)
+    component = {"max_queries": count, **call.settings.component}
     call = dataclasses.replace(call, settings=dataclasses.replace(call.settings, component=component))
-    queries = _queries(asked, call.settings) if asked or call.settings.data.num_labels() else []
-    _warn_of_few_tickets(queries, call.settings)
+    _warn_of_few_tickets(count, call.settings)
     if arguments.dry_run:
         return dry_run(call)
     return _answer(call, queries)
 
 
-def _warn_of_few_tickets(queries: Sequence[Any], settings: Settings) -> None:
+def _warn_of_few_tickets(count: int, settings: Settings) -> None:
     """Warns, before the first ticket burns, that the share does not pay for all questions."""
     serving, tickets = settings.get("serving") or Serving(), settings.get("max_queries")
-    count = len({json.dumps(query, sort_keys=True) for query in queries})
     if isinstance(tickets, int) and count > tickets and serving.on_exhausted == "raise":
-        said = (
-            f"--max-queries: {count:,} different questions, and tickets for {tickets:,}; the others are answered from"
-        )
+        said = f"--max-queries: {count:,} questions to pay for, and tickets for {tickets:,}; the others are answered"
         advice = "Raise it, leave it out, or give Serving(on_exhausted='zero_shot')"
-        warnings.warn(f"{said} a memo or not at all. {advice}", stacklevel=2)
+        warnings.warn(f"{said} from a memo or not at all. {advice}", stacklevel=2)
 
 
 def _answer(call: Call, queries: Sequence[Any]) -> int:
@@ -189,14 +186,19 @@ def _line(query: Any, result: VotingResult) -> str:
     return f"{result.label}{note}{_SOURCES[result.receipt.source]}\t{one_line(text)}"
 
 
-def _queries(asked: Sequence[Any], settings: Settings) -> list[Any]:
-    """Returns questions as the component takes them; refuses one that could not be asked, before any is paid for."""
+def _queries(asked: Sequence[Any], settings: Settings) -> tuple[list[Any], int]:
+    """Returns questions as the component takes them, and how many of them it charges for, equal ones once.
+
+    Refuses one that could not be asked, before any is paid for.
+    """
     private, wording = voted_on(settings)
-    most = getattr(settings.get("serving"), "max_query_chars", None)
+    serving = settings.get("serving") or Serving()
+    most = private.max_chars if serving.max_query_chars is None else serving.max_query_chars
     queries = [_query_of(item, wording.input_variables, settings.data.text_key) for item in asked]
     for number, query in enumerate(queries, start=1):
-        _check_query(number, query, wording, private.max_chars if most is None else most)
-    return queries
+        _check_query(number, query, wording, most)
+    distinct = len(set(map(wording.query, queries)))
+    return queries, distinct if distinct <= serving.memo_size else len(queries)  # else answers may be forgotten
 
 
 def _query_of(item: Any, names: Sequence[str], text_key: str) -> Any:

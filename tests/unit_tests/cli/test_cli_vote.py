@@ -411,6 +411,19 @@ def test_a_dry_run_refuses_another_declaration_or_number_of_queries_than_the_led
         assert error.count("'implementation_delta'") <= 1
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("memo_size", "count"), [(256, 2), (1, 3), (0, 3)])
+def test_equal_questions_take_one_ticket_unless_the_first_answer_is_forgotten(
+    capsys: pytest.CaptureFixture[str], memo_size: int, count: int
+) -> None:
+    Path("questions.jsonl").write_text("\n".join(map(json.dumps, (CARD, TRANSFER, {"text": CARD}))))
+    asked = ("--queries", "questions.jsonl", "--model", f"{HERE}:SURE", "--set", f"serving.memo_size={memo_size}")
+    assert vote(*asked, "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["max_queries"] == count
+    assert vote(*asked) == 0
+    assert "of voting: 0 tickets" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_questions_without_a_ticket_are_told_before_the_first_one_is_paid_for(
     folder: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
@@ -419,7 +432,7 @@ def test_questions_without_a_ticket_are_told_before_the_first_one_is_paid_for(
     assert vote(*asked, "--max-queries", "1", *more) == (0 if more else 3)
     note, *rest = capsys.readouterr().err.splitlines()
     assert note == (
-        "dpicl: note: --max-queries: 2 different questions, and tickets for 1; the others are answered from a memo or "
+        "dpicl: note: --max-queries: 2 questions to pay for, and tickets for 1; the others are answered from a memo or "
         "not at all. Raise it, leave it out, or give serving.on_exhausted=zero_shot (--set, or the settings file)"
     )
     assert any("take serving.on_exhausted=zero_shot (--set" in line for line in rest) == (not more)
