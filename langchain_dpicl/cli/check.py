@@ -120,8 +120,11 @@ def run_check(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
     if out is not None and missing:
         say(f"not written: {out}; no record has {' or '.join(missing)}")
     elif out is not None:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(declared.toml(path))
+        try:
+            write_new(out, declared.toml(path))
+        except UnicodeEncodeError:
+            advice = "Rename the file, or the field that an option names."
+            raise fail("--out", "names in UTF-8, which a file of settings can hold", "another", advice) from None
         say(f"written: {out}; its labels and size were read off the records: change what is not public")
     return _REFUSED if refused else 0
 

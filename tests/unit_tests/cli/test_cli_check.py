@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,15 @@ def test_what_it_writes_is_what_plan_reads(check: Any, tmp_path: Path, capsys: p
     assert "400 declared units" in capsys.readouterr().out
     assert main(["check", str(path), "--out", str(out)]) == 2
     assert "--out: expected a file that does not exist yet" in capsys.readouterr().err
+
+
+def test_a_file_whose_name_no_settings_can_hold_leaves_no_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = written(tmp_path / os.fsdecode(b"bad\xff.jsonl"), [{"text": "a"}] * 3), tmp_path / "task.toml"
+    assert main(["check", str(path), "--out", str(out)]) == 2
+    assert "--out: expected names in UTF-8, which a file of settings can hold" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_name_that_no_prompt_can_show_is_named_where_it_is_declared(check: Any, tmp_path: Path) -> None:
