@@ -389,7 +389,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     finally:
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
-        has_some = has_some or _holds_paid(run, call.settings.method)
+        has_some = has_some or (has_ended and run.is_finished) or _holds_paid(run, call.settings.method)
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result, call.settings.method)):
             save_or_print(run.result, call)
@@ -406,10 +406,10 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
 
 def _holds_paid(run: Any, method: str) -> bool:
     """Whether a run holds what was paid for and it has not yielded: words without pairs, what its checkpoint holds."""
-    if run.is_finished or any(getattr(run, name, None) for name in ("topics", "step", "demonstrations")):
+    if any(getattr(run, name, None) for name in ("topics", "step", "demonstrations")):
         return True
     has_words = any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
-    return has_words or (method in _GROWS and _is_paid(run.result, method))
+    return has_words or ((run.is_finished or method in _GROWS) and _is_paid(run.result, method))
 
 
 def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:
