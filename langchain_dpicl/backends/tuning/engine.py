@@ -285,6 +285,7 @@ _NO_NUMBERS = (
 
 
 _PADDING = 5
+_OTHER_MODELS = 'an encoder such as BERT or RoBERTa, a causal model as "causal_lm" with label words'
 
 
 def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs: int | None) -> None:
@@ -327,9 +328,14 @@ def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
     if not bool(logits.isfinite().all()):
         return "whose logits are no numbers: weights are missing or NaN, or the dtype is too narrow; load it again"
     close = tolerance(prompted.model.dtype)
-    padded = prompted.forward(prompted.written(first)[None], _rows(prompted, ids, PROBE + _PADDING))
-    if not distance(logits, padded) <= close:
-        return "which answers otherwise when a row is padded; take another model, or attn_implementation='sdpa'"
+    padded = [
+        prompted.forward(prompted.written(first)[None], _rows(prompted, ids, PROBE + _PADDING, filler=filler))
+        for filler in ids[: 1 if prompted.is_causal else 3]
+    ]
+    # The head of a decoder answers at the last place, in the padding; in half precision `close` would let that pass.
+    if not (distance(logits, padded[0]) <= close and all(torch.equal(padded[0], other) for other in padded[1:])):
+        model = "another model" if prompted.is_causal else _OTHER_MODELS
+        return f"which answers otherwise when a row is padded; take {model}, or attn_implementation='sdpa'"
     if torch.equal(logits, prompted.forward(prompted.written(second)[None], bare)):
         return f"which ignores it; {_other(prompted)}"
     plain = _plain(prompted, [*first, *ids])
@@ -342,8 +348,8 @@ def _other(prompted: PromptedModel) -> str:
     return f"pass method={'prefix' if prompted.method == 'soft_prompt' else 'soft_prompt'!r}"
 
 
-def _rows(prompted: PromptedModel, ids: list[int], length: int) -> PromptedRows:
-    rows = stack_inputs([ids], length=length, filler=ids[0], device=prompted.device, is_causal=prompted.is_causal)
+def _rows(prompted: PromptedModel, ids: list[int], length: int, *, filler: int = 0) -> PromptedRows:
+    rows = stack_inputs([ids], length=length, filler=filler, device=prompted.device, is_causal=prompted.is_causal)
     rows.at = torch.tensor([PROBE // 2], device=prompted.device)
     return rows
 

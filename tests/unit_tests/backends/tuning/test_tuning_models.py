@@ -258,6 +258,28 @@ class TestWhatAModelCannotDoIsRefused:
         with pytest.raises(CapabilityError, match="which answers otherwise when a row is padded"):
             engine("llama", method, model=model)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_decoder_with_a_head_which_answers_in_the_padding(self, method: Method, dtype: torch.dtype) -> None:
+        given = {
+            "num_labels": 3,
+            "pad_token_id": 3,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+        configs = [
+            transformers.LlamaConfig(vocab_size=300, intermediate_size=64, **given),
+            transformers.GPT2Config(vocab_size=300, **given),
+        ]
+        for config in configs:
+            kind = type(config).__name__.replace("Config", "ForSequenceClassification")
+            model = tiny_hf._made(kind, config, dtype=dtype)
+            with pytest.raises(CapabilityError, match=r'padded; take an encoder .*, a causal model as "causal_lm"'):
+                engine("bert-head", method, model=model)
+        engine("bert-head", method, model=tiny_tuning.bert(num_labels=3).to(dtype))
+        engine("roberta-mask", method, model=tiny_tuning.roberta().to(dtype))
+
     def test_a_head_with_other_outputs_than_labels(self) -> None:
         with pytest.raises(CapabilityError, match="with 2 outputs; take a model of that kind, and labels in the order"):
             engine("bert-head", "soft_prompt", model=tiny_tuning.bert(num_labels=2))
