@@ -27,6 +27,7 @@ from langchain_dpicl.cli.spending import Call, check_public, save_or_print
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import check_int, check_positive_delta, fail
+from langchain_dpicl.privacy.private_examples import label_text
 
 if TYPE_CHECKING:
     from langchain_dpicl.generation.plan import GenerationPlan
@@ -208,10 +209,9 @@ def _wording(settings: Settings) -> FewShotTask:
 
 
 def _with_text_label(record: Any, label_key: str) -> Any:
-    """Returns a public example whose label, if it is a whole number, is a text."""
+    """Returns a public example whose label, if it is an integer or a boolean, is a text."""
     label = record.get(label_key) if isinstance(record, dict) else None
-    is_number = isinstance(label, int) and not isinstance(label, bool)
-    return {**record, label_key: str(label)} if is_number else record
+    return record if label_text(label) is label else {**record, label_key: label_text(label)}
 
 
 def _cost(

@@ -38,7 +38,7 @@ from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH,
 from langchain_dpicl.privacy.extensions.registry import shown_release, step_release, training_tickets
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples, label_text
 from langchain_dpicl.release.curator import Record
 
 
@@ -301,7 +301,8 @@ class ExampleFields:
     def examples_in(self, name: str, records: Any, *, labels: Sequence[str] = ()) -> tuple[TrainingExample, ...]:
         """Returns the examples of records that no ledger protects; messages name index and field, no content.
 
-        With `labels` every answer must be one of them, because the loss would silently ignore others.
+        With `labels` every answer must be one of them, because the loss would silently ignore others; integers and
+        booleans are read as text, as `labels_as_text` reads those of private records.
         """
         if isinstance(records, PrivateExamples):
             advice = "Give them to PromptDPSGD.from_private_examples, with a budget."
@@ -309,7 +310,12 @@ class ExampleFields:
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise fail(name, "a list of mappings", type(records).__name__)
         wanted = [key for key in (self.text, self.pair, self.target) if key is not None]
-        listed = list(records)
+        listed = [
+            {**record, self.target: label_text(record.get(self.target))}
+            if labels and isinstance(record, Mapping)
+            else record
+            for record in records
+        ]
         for place, record in enumerate(listed):
             is_whole = isinstance(record, Mapping) and all(isinstance(record.get(key), str) for key in wanted)
             if not is_whole:

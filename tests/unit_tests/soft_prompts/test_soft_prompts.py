@@ -296,6 +296,15 @@ def test_a_validation_record_with_an_unknown_label_is_refused_before_anything_is
     assert lines(budget) == []
 
 
+def test_labels_of_public_records_are_read_as_text_like_those_of_private_ones() -> None:
+    records = [{"text": "x", "label": label} for label in (1, np.int64(0), True, "1")]
+    examples_in = ExampleFields("text", "label").examples_in
+    found = examples_in("validation", iter(records), labels=("0", "1", "true"))
+    assert [one.target for one in found] == ["1", "0", "true", "1"]
+    with pytest.raises(ConfigurationError, match="expected a mapping with text under"):
+        examples_in("validation", records)  # nothing but text is an answer that is free text
+
+
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
