@@ -558,7 +558,7 @@ def engine_of(
     check_installed()
     from langchain_dpicl.backends.tuning.engine import PromptEngine  # imports torch
 
-    return PromptEngine(
+    engine = PromptEngine(
         model,
         tokenizer,
         method=wanted.method,
@@ -568,6 +568,9 @@ def engine_of(
         device=llm.device,
         dtype=llm.dtype,
     )
+    if not isinstance(llm.model, HuggingFaceBackend):  # which was checked when it was built, with its own end ids
+        engine.check_writes()
+    return engine
 
 
 def model_parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:

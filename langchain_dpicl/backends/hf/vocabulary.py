@@ -110,7 +110,10 @@ def _ends(tokens: TokenizerMaps, facts: ModelInfo, requested: int | Sequence[int
         )
     size = min(facts.width, facts.reads)
     if not all(0 <= id_ < size for id_ in ends):
-        raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(ends)}")
+        raise ConfigurationError(
+            f"expected eos_token_id between 0 and {size - 1}, found {list(ends)}; correct it in the model's config and "
+            "generation_config, or pass HuggingFaceBackend(eos_token_id=...)"
+        )
     return ends
 
 

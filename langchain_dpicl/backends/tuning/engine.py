@@ -22,7 +22,7 @@ from langchain_dpicl._opaque import Uncopyable, run_guarded
 from langchain_dpicl.backends.base import RealRows, TrainingExample, check_whole
 from langchain_dpicl.backends.hf import loading, model_checks
 from langchain_dpicl.backends.hf.batches import is_out_of_memory, kind_of
-from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
+from langchain_dpicl.backends.hf.vocabulary import Vocabulary, distance, tolerance
 from langchain_dpicl.backends.rows.gradient_rows import Groups
 from langchain_dpicl.backends.sync_async import run_engine
 from langchain_dpicl.backends.tuning.prompted_model import (
@@ -459,6 +459,11 @@ class PromptEngine(Uncopyable):
     def tokenizer_fingerprint(self) -> str:
         """Says which tokenizer this is; public."""
         return self.reader.tokens.fingerprint
+
+    def check_writes(self) -> None:
+        """Refuses, for a task that writes texts, what `HuggingFaceBackend`, which serves it, refuses in a tokenizer."""
+        if self.task.writes_text:
+            Vocabulary(self.reader.tokens, self.prompted.facts, ends=None)
 
     def check(self, parameters: Floats | None = None) -> int:
         """Tests the micro-batch with public rows and, at `parameters`, a made-up text's gradient; returns its size.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -534,6 +536,38 @@ def test_a_running_engine_shares_its_model_and_words_are_the_labels_by_default()
     assert made.engine.prompted.model is model.model
     assert made.engine.task == PromptTask("causal_lm", "{text}\nLabel:", ("red", "blue"), (" red", " blue"))
     assert verify_report(made.run()).ok
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("fault", ["a token more", "another end"])
+def test_a_prompt_that_writes_is_refused_before_it_is_paid_for_where_no_engine_would_serve_it(fault: str) -> None:
+    from tests import tiny_tuning
+
+    tokenizer = tiny_tuning.causal_tokenizer()
+    model = tiny_tuning.gpt2(len(tokenizer))
+    if fault == "a token more":
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
+    else:
+        model.generation_config.eos_token_id = [1, 50256]
+    llm, writes = TrainableModel(model, tokenizer), PromptTask("causal_lm", "{text} is", max_input_tokens=16)
+    serves = partial(HuggingFaceBackend, model, tokenizer, max_prompt_tokens=8, max_new_tokens=8)
+    with pytest.raises(ConfigurationError) as served:
+        serves()
+    budget = house()
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(str(served.value))}$"):
+        PromptDPSGD.from_private_examples(
+            coloured(),
+            llm=llm,
+            task=writes,
+            fields={"target": "label"},
+            training=training(),
+            budget=budget,
+            epsilon=1.0,
+        )
+    assert lines(budget) == []
+    assert engine_of(llm, task=WORDED)
+    if fault == "another end":
+        assert engine_of(serves(eos_token_id=1), task=writes)
 
 
 @pytest.mark.usefixtures("one_thread")
