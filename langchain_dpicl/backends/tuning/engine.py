@@ -292,24 +292,12 @@ def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs
     """Tests a model with public ids; without `num_outputs` it answers with tokens.
 
     Raises:
-      CapabilityError: it answers in another form or without numbers, ignores a prompt, or reads it in a way of its own.
+      CapabilityError: it fails, answers in another form or without numbers, ignores a prompt, or reads it in a way of
+        its own.
       ModelCallError: memory ran out.
     """
-    fault = ""
     model_checks.end_training_mode(prompted.model)
-    try:
-        with torch.no_grad():
-            fault = _fault(prompted, num_virtual_tokens, num_outputs)
-    except Exception as error:  # noqa: BLE001  whatever a model raises
-        if is_out_of_memory(error):
-            fault = "memory"
-        else:
-            fault = f"which failed on public ids with {type(error).__name__}; take another model, or " + _other(
-                prompted
-            )
-    if fault == "memory":
-        raise ModelCallError("the model ran out of memory on a single public row; take a smaller model or dtype")
-    if fault:
+    if fault := prompted.attempt(lambda: _fault(prompted, num_virtual_tokens, num_outputs)):
         kind = type(prompted.model).__name__
         raise CapabilityError(
             f"expected a model that takes a {prompted.method} as {prompted.kind}, found {kind}, {fault}"

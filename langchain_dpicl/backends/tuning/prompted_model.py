@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from langchain_dpicl.backends.hf.batches import KEEPS, BatchShape, ModelBody, Ri
 from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.backends.hf.model_checks import Hooks, end_training_mode
 from langchain_dpicl.backends.tuning.tasks import TaskKind
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, DPICLError, ModelCallError
 
 if TYPE_CHECKING:
     from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # computed. Rows of a causal model are padded in front, so that all end in one place; rows of an encoder behind, because
 # a head reads the first place.
 Method: TypeAlias = Literal["soft_prompt", "prefix"]
+T = TypeVar("T")
 
 METHODS: tuple[Method, ...] = ("soft_prompt", "prefix")
 PROBE = 7
@@ -60,8 +61,9 @@ class PromptedModel:
       - A row's logits are a function of its own prompt and ids; what stands in the padding plays no part.
 
     Raises:
-      CapabilityError: it computes a row from others, is no model of this kind, or keeps no keys and values where a
-        prefix needs them.
+      CapabilityError: it computes a row from others, is no model of this kind, fails on public ids, or keeps no keys
+        and values where a prefix needs them.
+      ModelCallError: memory ran out.
     """
 
     def __init__(self, model: Any, *, method: Method, kind: TaskKind) -> None:
@@ -76,10 +78,9 @@ class PromptedModel:
                 "model such as BERT or RoBERTa, or a causal model with label words"
             )
         self._keep = next((name for name in KEEPS if name in self.facts.takes), None)
-        with torch.no_grad():
-            self.offset = self._find_offset()
-            self._shape = self._cache_shape() if method == "prefix" else None
-            self._head = self._find_head() if kind == "masked_lm" else None
+        self.offset = self.attempt(self._find_offset)
+        self._shape = self.attempt(self._cache_shape) if method == "prefix" else None
+        self._head = self.attempt(self._find_head) if kind == "masked_lm" else None
 
     @property
     def device(self) -> torch.device:
@@ -119,6 +120,27 @@ class PromptedModel:
         context = self.facts.context
         limits = [None if context is None else context - (self.offset or 0), self.facts.window]
         return min([limit for limit in limits if limit is not None], default=None)
+
+    def attempt(self, action: Callable[[], T]) -> T:
+        """Returns what an action computes on public ids, without gradients.
+
+        Raises:
+          CapabilityError: the model failed in another way.
+          ModelCallError: memory ran out.
+        """
+        try:
+            with torch.no_grad():
+                return action()
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a model raises
+            fault = batches.kind_of(error)
+        if fault == "memory":
+            raise ModelCallError("the model ran out of memory on a single public row; take a smaller model or dtype")
+        raise CapabilityError(
+            f"expected a model that takes a {self.method} as {self.kind}, found {type(self.model).__name__}, which "
+            f"failed on public ids with {fault}; take another model or dtype"
+        )
 
     def forward(self, prompts: torch.Tensor, rows: PromptedRows, *, keep: int = 1) -> torch.Tensor:
         """Returns raw logits float[rows, places, outputs].

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.numpy import save_file
 
-from langchain_dpicl.backends.tuning.engine import PromptEngine, check_model
+from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import METHODS, Method, PromptedModel, PromptedRows, stack_inputs
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, PrivateAccessError
 from tests import tiny_hf, tiny_tuning
@@ -248,7 +248,10 @@ class TestWhatAModelCannotDoIsRefused:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_a_model_that_measures_distances_over_padding(self, method: Method) -> None:
-        with pytest.raises(CapabilityError, match="found BloomForCausalLM, which"):
+        """Neither method takes it, so none is advised to the other."""
+        with pytest.raises(
+            CapabilityError, match=r"found BloomForCausalLM, which failed .*; take another model or dtype$"
+        ):
             PromptEngine(tiny_hf.alibi(), tiny_hf.byte_tokenizer(), method=method, num_virtual_tokens=2, task=CAUSAL)
 
     @pytest.mark.parametrize("method", METHODS)
@@ -351,15 +354,26 @@ class TestWhatAModelCannotDoIsRefused:
         with pytest.raises(ConfigurationError, match=rf"^{next(iter(given))}: expected"):
             engine("gpt2", **options)
 
-    def test_memory_that_does_not_do_for_one_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = engine("gpt2", "soft_prompt")
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize(
+        ("fault", "kind", "told"),
+        [
+            (RuntimeError("sizes"), CapabilityError, "failed on public ids with RuntimeError; take another model"),
+            (torch.OutOfMemoryError(), ModelCallError, "memory on a single public row"),
+        ],
+        ids=["sizes", "memory"],
+    )
+    def test_a_model_that_fails_at_its_first_forward(
+        self, fault: Exception, kind: type[Exception], told: str, method: Method
+    ) -> None:
+        model = tiny_tuning.llama()
 
-        def full(*args: Any, **given: Any) -> Any:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+        def fail(*_: Any) -> None:
+            raise fault
 
-        monkeypatch.setattr(made.prompted, "forward", full)
-        with pytest.raises(ModelCallError, match="a single public row"):
-            check_model(made.prompted, num_virtual_tokens=2, num_outputs=None)
+        model.model.register_forward_pre_hook(fail)
+        with pytest.raises(kind, match=told):
+            engine("llama", method, model=model)
 
 
 def test_padding_of_words_that_make_no_numbers_plays_no_part() -> None:
