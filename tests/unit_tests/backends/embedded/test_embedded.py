@@ -149,11 +149,11 @@ class TestReadingAndLeaking:
     def test_membership_shows_when_nobody_adds_noise(self):
         """AUC of the likelihood of a record given a prompt that holds it, against one that does not; chance is 0.5.
 
-        40 members against 40 others; an engine that does not read its prompt reaches 0.85 with probability < 1e-6.
+        20 members against 20 others; an engine that does not read its prompt reaches 0.95 with probability < 1e-7.
         """
-        records = [f"{RECORD} Case {number * 37 % 1000}-{number}." for number in range(40)]
+        records = [f"{RECORD} Case {number * 37 % 1000}-{number}." for number in range(20)]
         members = [prompt_of(OTHER, record, OTHER) for record in records]
-        others = [prompt_of(OTHER, f"{RECORD} Case {number * 53 % 1000}-x.", OTHER) for number in range(40)]
+        others = [prompt_of(OTHER, f"{RECORD} Case {number * 53 % 1000}-x.", OTHER) for number in range(20)]
 
         def auc(model):
             inside = [model.score_choices([p], [" " + r])[0, 0] for p, r in zip(members, records, strict=True)]
