@@ -27,6 +27,14 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Keeps the cluster of the first executor: starting one takes as long as all else."""
+    with RayExecutor("tests.ray_places:place", num_workers=1) as kept:
+        kept._connect()
+        yield
+
+
 @pytest.fixture(params=["folder", "url"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Where a model is: a folder that each worker loads, or a server that each worker asks."""
