@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -22,10 +22,6 @@ else:
     class _ModelMeta(SaysHowToBuild, type(BaseModel)):
         """The class of pydantic's models; see `SaysHowToBuild`."""
 
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
 _FIXED = frozenset({"missing", "extra_forbidden", "is_instance_of", "literal_error"})
 """Kinds of pydantic errors, besides type errors, whose message does not depend on the input."""

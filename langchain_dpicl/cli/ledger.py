@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # Everything in a ledger is public. Addresses of databases are not: no output holds one.
 
 
-DONE, WRONG, FAULT = 0, 1, 2
+DONE, WRONG = 0, 1
 _ADDRESS = re.compile(r"""\b(postgres(?:ql)?):/+[^\s'"/][^\s'"]*""", re.IGNORECASE)
 _SECRET = re.compile(r"""\b(password\s*=\s*)(?:'[^']*'|[^\s'"]+)""", re.IGNORECASE)
 _WHERE = "SQLite file, postgresql:// address, or exported file"

@@ -236,7 +236,6 @@ def _text_lines(plan: DocumentsPlan) -> list[str]:
     return [f"texts    {each}; {shown['mechanism']}, noise multiplier {_noise_text(shown)}, {rows}"]
 
 
-Sizes = dict[str | None, int]
 Output = dict[str, Any]
 
 _NOTES = """\

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,6 @@ from langchain_dpicl.backends.sync_async import (
     stopping_calls,
 )
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, repr=False, eq=False)
