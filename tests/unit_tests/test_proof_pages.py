@@ -17,7 +17,7 @@ import pytest
 
 import langchain_dpicl.privacy
 from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
-from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, ClosedClass, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, ClosedClass, NamedPart, Sensitivity
 from langchain_dpicl.privacy.mechanisms.release_plan import Mechanism, NoisyMax, Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ PRIVACY = ROOT / "langchain_dpicl" / "privacy"
 INDEX = FOLDER / "README.md"
 PAGES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.md")) if path != INDEX}
 
-VALUES = {ClosedClass, Sensitivity, BoundedSum, Aggregation, Sampler, Mechanism, NoisyMax}
+VALUES = {ClosedClass, NamedPart, Sensitivity, BoundedSum, Aggregation, Sampler, Mechanism, NoisyMax}
 """Closed, but no mechanism, sampler or aggregation: bases, a bound, and what carries both to a mechanism."""
 
 PARAMETERS = {"test_noise_multiplier"}

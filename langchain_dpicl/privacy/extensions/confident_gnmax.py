@@ -10,7 +10,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 
@@ -177,15 +177,6 @@ class ConfidentGNMaxMechanism(Mechanism):
         if _noisy(counts.max(keepdims=True), test_scale, rng)[0] < self.threshold:
             return Release(index=None, values=None, event=self.event)
         return Release(index=int(_noisy(counts, scale, rng).argmax()), values=None, event=self.event)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {
-            "name": self.name,
-            "noise_multiplier": self.noise_multiplier,
-            "test_noise_multiplier": self.test_noise_multiplier,
-            "threshold": self.threshold,
-        }
 
 
 def _noisy(counts: Floats, scale: float, rng: SecureRandom) -> Floats:

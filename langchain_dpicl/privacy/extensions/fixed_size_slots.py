@@ -6,7 +6,7 @@ Proof: docs/proofs/fixed-size-slots.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import RowShape, check_int
@@ -57,15 +57,6 @@ class _FixedSizeSlots(Sampler, is_base=True):
         _check_public_size(num_units, self.public_size)
         units = rng.choice_without_replacement(num_units, self._sample_size).tolist()
         return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {
-            "name": self.name,
-            "num_slots": self.num_slots,
-            "shots_per_slot": self.shots_per_slot,
-            "public_size": self.public_size,
-        }
 
 
 @final

@@ -281,10 +281,6 @@ class ClippedGradientSum(Aggregation):
         rates: Floats = (factor * (GRID / np.maximum(length, self.l2_clip_norm * factor)))[:, None]
         return rates
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "l2_clip_norm": self.l2_clip_norm}
-
 
 def _scale_rows(rows: npt.NDArray[Any], factor: Floats) -> Floats:
     """Returns float64[n, d]: rows times their own factor[n, 1]; zeros where the factor is zero, whatever the row is."""

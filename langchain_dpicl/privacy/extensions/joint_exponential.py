@@ -208,10 +208,6 @@ class JointExponentialMechanism(Mechanism):
         indices = sequences.draw(rng.weighted_choice(weights), rng=rng)
         return Release(index=None, values=None, event=self.event, indices=indices)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "noise_multiplier": self.noise_multiplier, "num_choices": self.num_choices}
-
 
 def _weights(shells: list[int], scale: float) -> list[Decimal]:
     """Returns shells[v] * exp(-v / scale), to a relative 10^-50."""

@@ -226,16 +226,6 @@ class ClippedLogitMean(_LogitSum):
         score: Floats = (1.0 - self.blend_weight) * np.clip(shown[0], -self.clip, self.clip)
         return score
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {
-            "name": self.name,
-            "clip": self.clip,
-            "num_slots": self.num_slots,
-            "blend_weight": self.blend_weight,
-            "center": self.center,
-        }
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -292,10 +282,6 @@ class ClippedDifferenceMean(_LogitSum):
     def _public_score(self, public: Floats) -> Floats:
         score: Floats = public - public.max()
         return score
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "clip": self.clip, "num_slots": self.num_slots, "center": self.center}
 
 
 def _public_logits(public: npt.NDArray[Any] | None, width: int) -> Floats:

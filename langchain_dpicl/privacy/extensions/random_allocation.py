@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias, final
+from typing import ClassVar, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -108,10 +108,6 @@ class AllocatedSlots(Sampler):
         if self.num_batches == 1:
             return amplified(event, self.sampling_rate)
         return AllocatedEvent(event, self.num_batches, self.sampling_rate)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyB
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, ClosedClass, Floats, ProbabilitySum
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, ClosedClass, Floats, NamedPart, ProbabilitySum
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
@@ -86,7 +86,7 @@ class Threshold(Opaque, ClosedClass):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SparseVectorTest(ClosedClass):
+class SparseVectorTest(NamedPart):
     """Asks again and again whether rows are far from a public distribution, and pays for the answers "yes" alone.
 
     Formal guarantees:
@@ -184,10 +184,6 @@ class SparseVectorTest(ClosedClass):
     def implementation_delta(self, num_questions: int) -> float:
         """Returns what one run of so many questions may add to delta: nothing, its coins are exact."""
         return SecureRandom.implementation_delta(self.kind, check_int("num_questions", num_questions, low=1) + 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "threshold": self.threshold, "noise_multiplier": self.noise_multiplier}
 
 
 class SparseVectorRuns(Opaque):

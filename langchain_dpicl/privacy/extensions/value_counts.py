@@ -43,7 +43,7 @@ from langchain_dpicl.privacy.accounting.events import (
 )
 from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS, NO_SPLIT, forms_of, normalized
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, NamedPart, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import GaussianMechanism
 from langchain_dpicl.privacy.private_examples import (
@@ -370,7 +370,7 @@ _TAIL_ROUNDING = 1.0 + 1e-12
 
 @final
 @dataclass(frozen=True, slots=True)
-class DiscreteLaplaceMechanism(ClosedClass):
+class DiscreteLaplaceMechanism(NamedPart):
     """Adds two-sided geometric noise to whole counts; with a threshold, keeps what reaches it.
 
     Formal guarantees:
@@ -470,10 +470,6 @@ class DiscreteLaplaceMechanism(ClosedClass):
         # Sorted by what is released: the order in which records came would reveal them.
         return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "noise_multiplier": self.noise_multiplier, "threshold": self.threshold}
-
 
 def tail_bound(scale: Fraction, least: int) -> float:
     """Returns P[z >= least] of the noise for least >= 0: exp(-least / scale) / (1 + exp(-1 / scale)), rounded up.
@@ -494,7 +490,7 @@ def round_up_to_7_digits(value: float) -> float:
 
 @final
 @dataclass(frozen=True, slots=True)
-class GaussianCountMechanism(ClosedClass):
+class GaussianCountMechanism(NamedPart):
     """Adds normal noise to the counts of declared values and rounds them to whole numbers.
 
     Formal guarantees:
@@ -575,10 +571,6 @@ class GaussianCountMechanism(ClosedClass):
         )
         noisy = () if released.values is None else released.values.tolist()
         return tuple((name, math.floor(count + 0.5)) for name, count in zip(names, noisy, strict=True))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "noise_multiplier": self.noise_multiplier}
 
 
 _RULES = (UnitValues, UnitKeywords)

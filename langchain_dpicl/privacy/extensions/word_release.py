@@ -37,7 +37,7 @@ from langchain_dpicl.privacy.accounting.events import (
     canonical_json,
 )
 from langchain_dpicl.privacy.extensions.value_counts import MOST_KEYWORDS, round_up_to_7_digits, words_of
-from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, BoundedSum, ClosedClass, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, BoundedSum, ClosedClass, NamedPart, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ROUND_UP, GaussianMechanism, grid_step
 
@@ -254,7 +254,7 @@ def _is_letter_or_mark(character: str) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ThresholdedGaussianMechanism(ClosedClass):
+class ThresholdedGaussianMechanism(NamedPart):
     """Adds normal noise to sums of weights and keeps what reaches a threshold.
 
     Formal guarantees:
@@ -341,10 +341,6 @@ class ThresholdedGaussianMechanism(ClosedClass):
         found = [(item, value) for item, value in zip(held, values, strict=True) if value >= self.threshold]
         # Sorted by what is released: the order in which records came would reveal them.
         return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "noise_multiplier": self.noise_multiplier, "threshold": self.threshold}
 
 
 def l2_sensitivity(adjacency: Adjacency) -> float:

@@ -6,6 +6,7 @@ Proof: docs/proofs/aggregation.md.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -57,6 +58,22 @@ class ClosedClass:
                     "Add a sibling class with its own page in docs/proofs and run tests/contracts on it."
                 )
         cls._is_base = is_base
+
+
+class NamedPart(ClosedClass, is_base=True):
+    """Base of the parts of a release, which are dataclasses of public parameters.
+
+    Attributes:
+      name: public name of the class.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the name and the public parameters, for reports."""
+        part: Any = self
+        return {"name": self.name, **dataclasses.asdict(part)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +196,15 @@ def non_negative(weights: Floats) -> Floats:
     return np.where((weights > 0) & (weights < np.inf), weights, 0.0)
 
 
-class Aggregation(ClosedClass, is_base=True):
+class Aggregation(NamedPart, is_base=True):
     """Base of the sums: bounds each row by itself, then adds.
 
     Attributes:
-      name: public name.
       needs_public: whether the public logits belong to the sum (see `logit_sums`).
       takes_constants: whether constants may stand beside the coordinates: they lie on the same grid and compare.
     """
 
     __slots__ = ()
-    name: ClassVar[str]
     needs_public: ClassVar[bool] = False
     takes_constants: ClassVar[bool] = False
 
@@ -240,10 +255,6 @@ class Aggregation(ClosedClass, is_base=True):
         """Returns a tighter event than the amplified `noise` for one release on a Poisson sample, or None."""
         del noise, sampling_rate, adjacency
         return None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name}
 
 
 # Vectors in the simplex, or in it or zero: what a row that comes or goes moves, and one that takes another value.

@@ -39,8 +39,8 @@ from langchain_dpicl.privacy.mechanisms.bounded import (
     LARGEST,
     Aggregation,
     BoundedSum,
-    ClosedClass,
     Floats,
+    NamedPart,
     Norm,
     ProbabilitySum,
     Sensitivity,
@@ -76,11 +76,10 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Mechanism(ClosedClass, is_base=True):
+class Mechanism(NamedPart, is_base=True):
     """Base of the mechanisms.
 
     Attributes:
-      name: public name.
       norm: norm of the sensitivity that the noise is scaled to.
       kind: what is drawn.
       releases: what leaves.
@@ -88,7 +87,6 @@ class Mechanism(ClosedClass, is_base=True):
 
     __slots__ = ()
     noise_multiplier: float
-    name: ClassVar[str]
     norm: ClassVar[Norm]
     kind: ClassVar[Noise | Coins]
     releases: ClassVar[Literal["vector", "index", "indices"]]
@@ -136,10 +134,6 @@ class Mechanism(ClosedClass, is_base=True):
         Source: docs/proofs/randomness.md, sections 4 and 5.
         """
         return SecureRandom.implementation_delta(self.kind, check_int("d", d, low=1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "noise_multiplier": self.noise_multiplier}
 
 
 @functools.lru_cache(maxsize=64)
@@ -265,11 +259,10 @@ Sample: TypeAlias = tuple[tuple[int, ...], ...]
 BOTH: frozenset[str] = frozenset({"add_remove", "replace_one"})
 
 
-class Sampler(ClosedClass, is_base=True):
+class Sampler(NamedPart, is_base=True):
     """Base of the samplers.
 
     Attributes:
-      name: public name.
       row_shape: "slots" (a fixed, public number of rows; a unit less or more, coins kept, changes the row of one place
         and leaves the others where they stand) or "units".
       adjacencies: neighbouring relations that it is proved under.
@@ -277,7 +270,6 @@ class Sampler(ClosedClass, is_base=True):
     """
 
     __slots__ = ()
-    name: ClassVar[str]
     row_shape: ClassVar[RowShape]
     adjacencies: ClassVar[frozenset[str]]
     is_batched: ClassVar[bool] = False
@@ -307,10 +299,6 @@ class Sampler(ClosedClass, is_base=True):
     @abstractmethod
     def amplify(self, event: Event) -> Event:
         """Returns the event of `event` run on one secret draw."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
 
 
 def assign(included: Sequence[int], slots: Sequence[int], *, num_slots: int, shots_per_slot: int) -> Sample:
@@ -401,15 +389,6 @@ class PoissonSlots(Sampler):
         """Returns the event of `event` run on one secret draw."""
         return amplified(event, self.sampling_rate)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {
-            "name": self.name,
-            "sampling_rate": self.sampling_rate,
-            "num_slots": self.num_slots,
-            "shots_per_slot": self.shots_per_slot,
-        }
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -443,10 +422,6 @@ class PoissonUnits(Sampler):
     def amplify(self, event: Event) -> Event:
         """Returns the event of `event` run on one secret draw."""
         return amplified(event, self.sampling_rate)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "sampling_rate": self.sampling_rate}
 
 
 # What looks like one of these can do anything: the proofs cover exactly these classes and those of `registry`.
