@@ -8,7 +8,6 @@ import math
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from langchain_dpicl._opaque import Uncopyable
@@ -277,5 +276,5 @@ class Connected(Uncopyable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -594,7 +594,6 @@ class SQLiteStore(Connected):
         self._timeout = check_seconds("timeout", timeout)
         self.may_create = False
         self._number = 0
-        self._view: RowTransaction | None = None
         self._link = SQLiteConnection(self._path, timeout=self._timeout, check=self._find)
 
     @classmethod

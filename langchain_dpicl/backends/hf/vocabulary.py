@@ -51,7 +51,6 @@ class Vocabulary:
                 f"{tokens.size}: they do not belong together, or tokens were added; then call "
                 "model.resize_token_embeddings(...)"
             )
-        self._tokens = tokens
         self.width = facts.width
         self.ends = _ends(tokens, facts, ends)
         self.eos = self.ends[0]

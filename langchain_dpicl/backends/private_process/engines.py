@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -637,14 +636,11 @@ class PrivateProcess(Uncopyable):
                 f"PrivateProcess.retry: expected a RetryPolicy, found {type(retry).__name__}. "
                 "Give RetryPolicy(deadline=60)"
             )
-        try:
-            json.dumps(arguments)
-        except (TypeError, ValueError, RecursionError):
-            bad = sorted(key for key, value in arguments.items() if not _is_plain(value))
+        if bad := sorted(key for key, value in arguments.items() if not _is_plain(value)):
             raise ConfigurationError(
                 f"PrivateProcess: expected arguments that are text, numbers, lists and dicts, found others in {bad}. "
                 'Make the model in a function, PrivateProcess("package.module:function")'
-            ) from None
+            )
         self._arguments = OpaqueValue(arguments)  # may be keys
         self._shown = f"{name}:{function}" if function else name
         start = {"model": name, "function": function, "arguments": arguments, "retry": astuple(retry)}
@@ -667,9 +663,7 @@ class PrivateProcess(Uncopyable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def engine(self, role: str) -> ProcessEngine:
