@@ -21,17 +21,23 @@ C = TypeVar("C", bound=type)
 T = TypeVar("T")
 
 
-class Uncopyable:
-    """Cannot be copied or pickled: a copy of a budget, share or reservation would spend twice."""
+class CopiedAsItself:
+    """Is shared by all copies of what holds it."""
 
     __slots__ = ()
-    _pickle_advice: ClassVar[str] = "a copy would spend the budget again. Share a durable store"
 
     def __copy__(self) -> Any:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
+
+
+class Uncopyable(CopiedAsItself):
+    """Cannot be copied or pickled: a copy of a budget, share or reservation would spend twice."""
+
+    __slots__ = ()
+    _pickle_advice: ClassVar[str] = "a copy would spend the budget again. Share a durable store"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         # A TypeError, as Python's own of what cannot be pickled: at any other Ray ends the worker, and runs the task

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import ConfigurableFieldSpec
 
-from langchain_dpicl._opaque import PerProcess
+from langchain_dpicl._opaque import CopiedAsItself, PerProcess
 from langchain_dpicl.backends.private_calls.call import unwrap
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, FairSemaphore, is_in_loop
 from langchain_dpicl.budget.budget import Budget
@@ -81,7 +81,7 @@ class TenantSlot:
 _NO_GATE = nullcontext()
 
 
-class TenantRegistry:
+class TenantRegistry(CopiedAsItself):
     """Caps and cached answers by tenant; copying returns the same object, so all copies of a component share it.
 
     Formal guarantees:
@@ -210,12 +210,6 @@ class TenantRegistry:
                 if not asking:
                     del turns[place]
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
     def __repr__(self) -> str:
         return f"TenantRegistry(max_queries={self.max_queries}, memo_size={self.memo_size})"
 
@@ -258,7 +252,7 @@ def _pause(seconds: float) -> bool:
     return True
 
 
-class AnswerMemo:
+class AnswerMemo(CopiedAsItself):
     """The cache of one component's answers in a memo that outlives the process.
 
     Formal guarantees:
@@ -394,12 +388,6 @@ class AnswerMemo:
         except Exception as error:  # noqa: BLE001  whatever a memo that is not ours raises
             kind = type(error).__name__
         raise MemoError(f"memo {self.description}: expected a memo that works, found {kind}. Try again later.")
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
     def __repr__(self) -> str:
         return f"AnswerMemo({self.description})"

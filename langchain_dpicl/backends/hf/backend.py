@@ -14,6 +14,7 @@ import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import CopiedAsItself
 from langchain_dpicl.backends.base import FullSession, Rows, Token, check_whole
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.tokens import cut_middle
@@ -33,7 +34,7 @@ Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class HuggingFaceBackend(AwaitedInThreads):
+class HuggingFaceBackend(AwaitedInThreads, CopiedAsItself):
     """A causal language model of the transformers package as an engine.
 
     Formal guarantees:
@@ -125,12 +126,6 @@ class HuggingFaceBackend(AwaitedInThreads):
             )
         model, tokenizer, options = self._recipe
         return functools.partial(HuggingFaceBackend, model, tokenizer, **options), ()
-
-    def __copy__(self) -> HuggingFaceBackend:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HuggingFaceBackend:
-        return self
 
     def __repr__(self) -> str:
         return f"HuggingFaceBackend({self._name!r}, tokenizer={self.tokenizer_fingerprint!r})"
