@@ -451,34 +451,22 @@ class Call:
         return await self.acall()
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Blocking:
+class Blocking(Call):
     """Calls a function that blocks; awaited, it runs in a thread, to its end also if the task is cancelled."""
 
-    action: Callable[[], Any]
+    __slots__ = ()
 
-    def run(self) -> Any:
-        """Calls it here."""
-        return self.action()
-
-    async def arun(self) -> Any:
-        """Calls it in a thread."""
-        return await run_in_thread(self.action)
+    def __init__(self, action: Callable[[], Any]) -> None:
+        super().__init__(action, partial(run_in_thread, action))
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Walk:
+class Walk(Call):
     """Runs an effect generator, which `begin` makes, to its end."""
 
-    begin: Callable[[], EffectGenerator[Any]]
+    __slots__ = ()
 
-    def run(self) -> Any:
-        """Runs, blocking."""
-        return run_sync(self.begin())
-
-    async def arun(self) -> Any:
-        """Runs, awaiting."""
-        return await run_async(self.begin())
+    def __init__(self, begin: Callable[[], EffectGenerator[Any]]) -> None:
+        super().__init__(lambda: run_sync(begin()), lambda: run_async(begin()))
 
 
 async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
