@@ -31,6 +31,7 @@ from langchain_dpicl.options import (
     Count,
     CountOrZero,
     Delta,
+    FewShotTask,
     LabelAnswers,
     NotNegative,
     Option,
@@ -702,6 +703,11 @@ class Settings:
         return self.get("answers") or LabelAnswers()
 
     @property
+    def wording(self) -> FewShotTask:
+        """How prompts of a vote read; the usual ones where nothing was given."""
+        return FewShotTask.of(self.get("task"), self.get("example_prompt"), self.get("suffix"), self.get("prefix", ""))
+
+    @property
     def share_epsilon(self) -> float:
         """The component's epsilon: its own, or that of the budget."""
         own = self.get("epsilon")
@@ -779,10 +785,7 @@ def read_table(key: str, kind: type[OptionT], value: Any) -> OptionT:
 def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect.Parameter]) -> Any:
     """Returns a parameter of the component: an option value from a table, anything else as it is."""
     if key not in keys:
-        import difflib
-
-        near = difflib.get_close_matches(key, [*keys, *TABLES], 1)
-        advice = f"Did you mean {near[0]!r}?" if near else ""
+        advice = did_you_mean(key, [*keys, *TABLES])
         if key in _OF_SERVICE:
             advice = "It stands at the top of a file of `dpicl serve`; a single component's ledger is budget.ledger."
         raise fail("settings", f"keys among {sorted([*keys, *TABLES])}", key, advice)

@@ -267,10 +267,8 @@ def _path(where: str) -> Path:
     return place
 
 
-@contextlib.contextmanager
-def _open_ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
-    with opened_store(arguments.where, arguments.name) as store:
-        yield store
+def _open_ledger(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[LedgerStore]:
+    return opened_store(arguments.where, arguments.name)
 
 
 @contextlib.contextmanager

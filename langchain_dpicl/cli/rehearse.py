@@ -25,7 +25,7 @@ from langchain_dpicl.cli.inputs import (
 from langchain_dpicl.cli.plan import money_text, num_wordings, toml_lines
 from langchain_dpicl.cli.spending import Call, check_public, save_or_print
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import FewShotTask, LabelAnswers
+from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy._validate import check_int, check_positive_delta, fail
 from langchain_dpicl.privacy.private_examples import label_text
 
@@ -169,7 +169,7 @@ def _rehearsed(
 
     keys = _keys(settings)
     # Before a cost is shown, and before a model is made.
-    known = PublicRecords.of(examples, _wording(settings), **keys, instead="")
+    known = PublicRecords.of(examples, settings.wording, **keys, instead="")
     if len(examples) < _LEAST:
         raise fail("FILE", f"at least {_LEAST} public examples", len(examples))
     answers = settings.answers
@@ -201,11 +201,6 @@ def _rehearsed(
 def _keys(settings: Settings) -> dict[str, Any]:
     data = settings.data
     return {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
-
-
-def _wording(settings: Settings) -> FewShotTask:
-    given = {"task": None, "example_prompt": None, "suffix": None, "prefix": "", **settings.only(*_WORDING)}
-    return FewShotTask.of(given["task"], given["example_prompt"], given["suffix"], given["prefix"])
 
 
 def _with_text_label(record: Any, label_key: str) -> Any:
@@ -434,7 +429,7 @@ def _plans_of_demonstrations(
 
     if arguments.demonstrations is None:
         return {}
-    labels = PublicRecords.of(examples, _wording(settings), **_keys(settings), instead="").labels
+    labels = PublicRecords.of(examples, settings.wording, **_keys(settings), instead="").labels
     return {
         epsilon: plan_generation(
             {label: max(1, size // len(labels)) for label in labels},

@@ -36,7 +36,7 @@ from langchain_dpicl.cli.ledger import remaining_text, writes_utf8
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.options import FewShotTask, Noise, noise_of
+from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -276,9 +276,8 @@ def voted_on(settings: Settings) -> tuple[PrivateExamples, FewShotTemplate]:
     """
     from langchain_dpicl.tasks import VotingTask, wording_digest
 
-    private, asked = private_examples(settings, are_read=False), settings.get
-    given = FewShotTask.of(asked("task"), asked("example_prompt"), asked("suffix"), asked("prefix", ""))
-    task = VotingTask.of(private, given, settings.answers)
+    private = private_examples(settings, are_read=False)
+    task = VotingTask.of(private, settings.wording, settings.answers)
     for rehearsal in rehearsed(settings).values():
         rehearsal.check_fits(labels=task.labels, wording=wording_digest(task))
     return private, task.wording
