@@ -754,7 +754,7 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     from langchain_dpicl.planning.expected_utility import MUCH_NOISE
 
     signal = out["signal"]
-    numbers = {name: 100 * signal[name] for name in _SHOWN}
+    numbers = {name: 100 * value for name, value in signal.items() if isinstance(value, (int, float))}
     lines = [
         "signal   right label {right_label_prob:.0f} % ({right_label_low:.0f} to {right_label_high:.0f}), at most "
         "{ceiling_prob:.0f} % ({ceiling_low:.0f} to {ceiling_high:.0f}) whatever the noise; ".format(**numbers)
@@ -805,17 +805,6 @@ def _advice_lines(out: Output) -> list[str]:
         return ["", "recommended:", *settings]
     nothing = f"recommended: spend nothing; {_percent(free['right'])} by {free['name']}, at epsilon 0"
     return ["", nothing, "the best that can be bought all the same:", *settings]
-
-
-_SHOWN = (
-    "right_label_prob",
-    "right_label_low",
-    "right_label_high",
-    "ceiling_prob",
-    "ceiling_low",
-    "ceiling_high",
-    "row_right",
-)
 
 
 def _rests_on(words: str) -> str:
