@@ -18,7 +18,6 @@ from scipy import integrate, optimize, special, stats
 
 from langchain_dpicl.exceptions import DPICLError, UnknownEventError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -619,7 +618,7 @@ def play(game: Game, *, looks: int = 1, claim: Event | None = None) -> AuditResu
 
 
 def _result(game: Game, event: Event, proof: Proof, runs: int) -> AuditResult:
-    power = power_of(game, event)
+    power, adjacency = power_of(game, event), game.options.get("adjacency", "add_remove")
     details = list(dict.fromkeys(proof.refuted))
     if not details and power is not None and power < POWER:
         details.append(
@@ -630,7 +629,7 @@ def _result(game: Game, event: Event, proof: Proof, runs: int) -> AuditResult:
         check=game.name or type(game).__name__,
         verdict=verdict,
         lower_bound=proof.epsilon,
-        claimed_epsilon=price(event, game.delta, adjacency=game.options.get("adjacency", "add_remove")),
+        claimed_epsilon=accounting.epsilon_upper_bound(event, delta=game.delta, adjacency=adjacency),
         delta=game.delta,
         found=proof.found,
         claimed=claimed_loss(event),
@@ -700,11 +699,6 @@ def prove_bounds(
                 chances = f"above {least:.3g} with the target, below {most:.3g} without"
                 proof.refuted.append(f"{name}: {chances}: {unit_of(event)} {lost:.3g} > {limit:.3g}")
     return proof
-
-
-def price(event: Event, delta: float, *, adjacency: Adjacency) -> float:
-    """Returns the epsilon of an event at `delta`, as the package states it."""
-    return accounting.epsilon_upper_bound(event, delta=delta, adjacency=adjacency)
 
 
 def trials_between_looks(runs: int, looks: int) -> list[int]:
