@@ -939,8 +939,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
             width=source.width,
             keep=lambda release: keep(prepared.round.outcome(release)),
         )
-        outcome: AnswerOutcome = prepared.round.outcome(released)
-        return outcome
+        return prepared.round.outcome(released)
 
     @override
     def _read_memo(self, tenant: Tenant, query: Query) -> AnswerOutcome | None:

@@ -228,8 +228,7 @@ class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a clas
 
         @wraps(build)
         async def later(*args: P.args, **kwargs: P.kwargs) -> T:
-            built: T = await run_in_thread(partial(build, *args, **kwargs), pool=_BUILDING)
-            return built
+            return await run_in_thread(partial(build, *args, **kwargs), pool=_BUILDING)
 
         return later
 
@@ -706,21 +705,18 @@ class AwaitedInThreads:
 
     async def atop_tokens(self: Any, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Is `top_tokens`, in a worker thread."""
-        found: list[tuple[Token, float]] = await run_engine(partial(self.top_tokens, prompt, prefix, top_k=top_k))
-        return found
+        return await run_engine(partial(self.top_tokens, prompt, prefix, top_k=top_k))
 
     async def ascore_choices(self: Any, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, in a worker thread."""
-        rows: Rows = await run_engine(partial(self.score_choices, prompts, choices))
-        return rows
+        return await run_engine(partial(self.score_choices, prompts, choices))
 
     async def acomplete(
         self: Any, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = (), **options: Any
     ) -> list[str]:
         """Is `complete`, which takes the options, in a worker thread."""
         complete = partial(self.complete, prompts, max_tokens=max_tokens, stop=stop, **options)
-        texts: list[str] = await run_engine(complete)
-        return texts
+        return await run_engine(complete)
 
 
 def calls_at_once(engine: object) -> int:

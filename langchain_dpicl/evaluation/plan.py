@@ -209,8 +209,7 @@ def _two_sided(
     inside = 2 / math.pi * (phi * np.sin(gap[:, None] * t) / t).sum(axis=1) * ends / _POINTS
     # Far out the sine turns faster than the grid is fine; there the chance is below the least that anyone asks for.
     is_far = gap > 12 * np.sqrt(variance + noise)
-    found: NDArray[np.float64] = np.where(is_far, 0.0, np.clip(1 - inside, 0.0, 1.0))
-    return found
+    return np.where(is_far, 0.0, np.clip(1 - inside, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -605,8 +605,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
 
     def _limit(self, call: RunCall) -> int | None:
         """Returns how many model calls the config or the executor allows in flight; None: they do not say."""
-        limit: int | None = (call.config or {}).get("max_concurrency") or self._max_concurrency
-        return limit
+        return (call.config or {}).get("max_concurrency") or self._max_concurrency
 
     def _made(self, call: RunCall) -> Generator[Any]:
         """Works on items and yields each; None while workers are busy."""

@@ -66,8 +66,7 @@ class Vocabulary:
         columns = np.asarray(columns)
         if columns.dtype.kind not in "iu" or not ((columns >= 0) & (columns < len(self.keys))).all():
             raise ConfigurationError(f"expected columns between 0 and {len(self.keys) - 1}, found others")
-        ids: Ints = self.candidates[columns]
-        return ids
+        return self.candidates[columns]
 
     def known(self, domain: Sequence[Token]) -> tuple[Ints, NDArray[np.bool_]]:
         """Returns int64[d] ids, and which of them are candidates; other keys get the id of the end."""

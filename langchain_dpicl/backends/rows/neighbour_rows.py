@@ -297,8 +297,7 @@ def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.
     near: Rows = directions @ candidates.directions.T  # [texts, candidates], exact
     if count == 1:
         return np.asarray(near.argmax(axis=1))[:, None]
-    order: NDArray[np.intp] = np.argsort(-near, axis=1, kind="stable")[:, :count]
-    return order
+    return np.argsort(-near, axis=1, kind="stable")[:, :count]
 
 
 Named: TypeAlias = list[tuple[int, tuple[bytes, ...]]]
@@ -381,8 +380,7 @@ class _DirectionMatrix(Opaque):
     def cosines(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns float64[texts]; none depends on other texts, and the time does not depend on which are near."""
         products = self._products(query.astype(np.float32)).astype(np.float64)
-        found: Rows = products / np.sqrt(self.squares * (query @ query))
-        return found
+        return products / np.sqrt(self.squares * (query @ query))
 
     def _products(self, query: _Single) -> _Single:
         """Returns float32[texts], the products with a query, exact in any order."""

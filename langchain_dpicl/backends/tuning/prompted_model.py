@@ -182,8 +182,7 @@ class PromptedModel:
         return self.model.config.get_text_config(decoder=True) if self.is_causal else self.model.config
 
     def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self.model.get_input_embeddings()(ids)
-        return embedded
+        return self.model.get_input_embeddings()(ids)
 
     def _inputs(self, prompts: torch.Tensor, rows: PromptedRows) -> dict[str, Any]:
         """Returns the arguments of a forward."""
@@ -297,8 +296,7 @@ class PromptedModel:
             every = _logits(self.model(**arguments))
             return every.take_along_dim(places, dim=1)
         hidden = self.model.base_model(**arguments).last_hidden_state
-        logits: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
-        return logits
+        return self._head(hidden.take_along_dim(places, dim=1))
 
 
 def stack_inputs(
@@ -324,8 +322,7 @@ def stack_inputs(
 
 
 def _logits(answer: Any) -> torch.Tensor:
-    logits: torch.Tensor = answer.logits
-    return logits
+    return answer.logits
 
 
 def _zeros_before(types: torch.Tensor | None, count: int) -> torch.Tensor | None:

@@ -188,8 +188,7 @@ def _interpolated_curve(x: FloatArray, y: FloatArray) -> Curve:
     def curve(z: FloatArray) -> FloatArray:
         i = np.clip(np.searchsorted(x, z, side="right") - 1, 0, len(x) - 2)
         weight = _chord(np.clip(z - x[i], 0.0, x[i + 1] - x[i]), x[i + 1] - x[i])
-        delta: FloatArray = y[i] + (y[i + 1] - y[i]) * weight
-        return delta
+        return y[i] + (y[i + 1] - y[i]) * weight
 
     return curve
 

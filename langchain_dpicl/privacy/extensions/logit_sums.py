@@ -305,8 +305,7 @@ def _weighted_median(differences: Floats, public: Floats) -> Floats:
     order = np.argsort(values, axis=1, kind="stable")
     below = np.cumsum(weights[order], axis=1)
     middle = (2 * below < weights.sum()).sum(axis=1)
-    medians: Floats = np.take_along_axis(values, np.take_along_axis(order, middle[:, None], axis=1), axis=1)[:, 0]
-    return medians
+    return np.take_along_axis(values, np.take_along_axis(order, middle[:, None], axis=1), axis=1)[:, 0]
 
 
 def _likeliest(public: Floats) -> npt.NDArray[np.intp]:

@@ -170,5 +170,4 @@ class MaxNormalizedSum(Aggregation):
         """Returns rows in [0, 1]^d, on the grid."""
         weights = non_negative(matrix(rows, width))
         peak = weights.max(axis=1, keepdims=True)  # [n, 1]
-        bounded: Floats = np.floor(weights / np.where(peak > 0, peak, 1.0) * GRID) / GRID
-        return bounded
+        return np.floor(weights / np.where(peak > 0, peak, 1.0) * GRID) / GRID
