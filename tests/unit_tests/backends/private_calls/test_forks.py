@@ -74,8 +74,8 @@ def _body(client: Any) -> str:
     return "data" if isinstance(client, requests.Session) else "content"
 
 
-def by_http_client(root: str) -> Act:
-    connection = http.client.HTTPConnection(root.removeprefix("http://"))
+def by_http_client(root: str, kind: type[http.client.HTTPConnection] = http.client.HTTPConnection) -> Act:
+    connection = kind(root.removeprefix("http://"))
 
     def act(text: str) -> str:
         connection.request("POST", "/", text)
@@ -287,25 +287,50 @@ async def test_what_was_left_of_a_pool_goes_with_it() -> None:
     assert len(forks._kept) == before
 
 
-def test_a_socket_that_a_connection_was_given_stays() -> None:
+@pytest.mark.parametrize("first", ["given a socket", "opened by itself"])
+def test_a_socket_that_a_connection_was_given_stays(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection's own host is another one, and nobody to be trusted."""
     ends = socket.socketpair(socket.AF_UNIX)
-    connection = http.client.HTTPConnection("127.0.0.1", 9)
-    connection.sock = ends[0]
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-    with ends[0], ends[1]:
+    asked, real = [], socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *whom, **more: asked.append(whom) or real(*whom, **more))
+    with recording() as (root, ports), ends[0], ends[1]:
+        connection = http.client.HTTPConnection(root.removeprefix("http://"))
 
-        def act(text: str) -> str:
-            ends[1].sendall(answer)
+        def own(text: str) -> str:
             connection.request("POST", "/", text)
             return connection.getresponse().read().decode()
 
+        def act(text: str) -> str:
+            ends[1].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            return own(text)
+
+        if first == "opened by itself":
+            said(own, "before")
+            connection.close()
+        connection.sock = ends[0]
         assert act("public") == said(act, "private") == "ok"
         assert b"private" in ends[1].recv(10_000)
-        assert holds_in_child(lambda: ask(silence(Written(act=act)), "child", retry=RETRY).answer is None)
+        asked.clear()
+        assert holds_in_child(lambda: not asked and ask(silence(Written(act=act)), "child", retry=RETRY).answer is None)
         assert said(act, "parent") == "ok"
         assert b"parent" in (sent := ends[1].recv(10_000))
         assert b"child" not in sent
+        assert not ports("child")
+        connection.close()
+        assert said(own, "opened anew") == "opened anew"
+        assert holds_in_child(lambda: said(own, "child") == "child")
+        assert ports("child") != ports("opened anew")
+
+
+def test_a_connection_whose_class_connects_by_itself_is_kept_as_well() -> None:
+    class Connects(http.client.HTTPConnection):
+        def connect(self) -> None:
+            self.sock = socket.create_connection((self.host, self.port))
+
+    with recording() as (root, ports):
+        act = by_http_client(root, Connects)
+        assert [said(act, text) for text in ("one", "two")] == ["one", "two"]
+        assert ports("one") == ports("two")
 
 
 def test_a_socket_to_another_place_than_the_connections_own_stays() -> None:
