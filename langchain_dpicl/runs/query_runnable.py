@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast
 
@@ -707,37 +706,40 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             (self.tenants.of(ensure_config(one)), self._query_of(value))
             for value, one in zip(inputs, configs, strict=False)  # LangChain refuses another number of configs
         ]
-        if self.tenants.memo_size:
-            asked = list(dict.fromkeys(asked))  # of equal queries of a tenant one is charged
+        if self.tenants.memo_size:  # of equal queries of a tenant the first is charged
+            firsts: dict[tuple[str, Query], tuple[Tenant, Query]] = {}
+            for tenant, query in asked:
+                firsts.setdefault((tenant.name, query), (tenant, query))
+            asked = list(firsts.values())
         try:
             left = self.share.remaining(QUERY_TEMPLATE)
-            beyond = list(self._beyond_caps(asked))
+            beyond, _ = self._beyond_caps(asked)
         except LedgerError:
             if any(self._read_memo(*one) is None for one in asked):
                 raise
             return
-        if not beyond and not 0 < left < len(asked):
+        if beyond is None and not 0 < left < len(asked):
             return
         new = [one for one in asked if self._read_memo(*one) is None]
         if 0 < left < len(new):
             raise self._too_many(len(new), left, None)
-        for tenant, left_of_tenant in beyond:
-            theirs = [one for one in new if one[0].name == tenant.name]
-            if left_of_tenant < len(theirs) and (left_of_tenant > 0 or len(theirs) < len(new)):
-                raise self._too_many(len(theirs), left_of_tenant, tenant)
+        beyond, granted = self._beyond_caps(new)
+        if beyond is not None and granted:
+            theirs = sum(tenant.name == beyond.name for tenant, _ in new)
+            raise self._too_many(theirs, granted[beyond.name], beyond)
 
-    def _beyond_caps(self, asked: list[tuple[Tenant, Query]]) -> Iterator[tuple[Tenant, int]]:
-        """Yields the tenants that ask more than their cap leaves, and what it leaves.
+    def _beyond_caps(self, asked: list[tuple[Tenant, Query]]) -> tuple[Tenant | None, Counter[str]]:
+        """Returns a tenant whose cap refuses a query, None: no cap does, and how many of each tenant are granted.
 
-        Each query may have a cap of its own: the largest one that a tenant's have counts, so that nothing is refused
-        which could be granted.
+        Each query may have a cap of its own: they are asked in this order.
         """
-        count = Counter(tenant.name for tenant, _ in asked)
-        caps = {tenant: math.inf if tenant.cap is None else tenant.cap for tenant, _ in asked}
-        most = {tenant.name: tenant for tenant in sorted(caps, key=caps.__getitem__)}
-        for tenant in most.values():
-            if tenant.cap is not None and (left := max(0, self._left_of(tenant))) < count[tenant.name]:
-                yield tenant, left
+        beyond, granted, left_of = None, Counter[str](), cache(self._left_of)
+        for tenant, _ in asked:
+            if tenant.cap is None or granted[tenant.name] < left_of(tenant):
+                granted[tenant.name] += 1
+            else:
+                beyond = tenant
+        return beyond, granted
 
     def _too_many(self, asked: int, left: int, tenant: Tenant | None) -> PrivacyBudgetExceededError:
         """Returns the refusal of a batch; `tenant`: whose cap it is beyond, None: the budget's."""

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -357,8 +358,25 @@ def test_a_batch_beyond_a_tenants_cap_is_refused_before_the_first_is_charged(doo
     with pytest.raises(TenantCapExceededError, match="at most 1 queries of tenant 'other'"):
         ask(made, ["d", "e"], config=[other, lower])
     assert made.queries_left == 6
-    capped: Any = {"configurable": {"tenant": "acme", "tenant_max_queries": 0}}
-    voter(max_queries=9)._refuse_too_many(["a", "b"], [acme(), capped])  # the first one is granted
+
+
+@pytest.mark.parametrize(
+    ("asked", "caps", "refused"),
+    [
+        ("abc", [1, None, None], ""),
+        ("abc", [None, None, 1], "at most 2 .* found 3"),
+        ("abc", [None, 1, 1], "at most 1 .* found 3"),
+        ("ab", [None, 0], "at most 1 .* found 2"),
+        ("aab", [2, 1, 2], ""),
+        ("aaa", [None, 5, 1], ""),
+        ("ab", [0, 0], ""),  # nothing would be charged: the ledger refuses the first one
+    ],
+)
+def test_caps_of_queries_count_in_the_order_of_the_batch(asked: str, caps: list[int | None], refused: str) -> None:
+    made = voter(max_queries=max(2, len(set(asked))))
+    configs = [acme(tenant_max_queries=cap) for cap in caps]
+    with pytest.raises(TenantCapExceededError, match=refused) if refused else nullcontext():
+        made._refuse_too_many(list(asked), configs)
 
 
 @pytest.mark.parametrize("door", BATCHES)
