@@ -676,7 +676,8 @@ def test_what_the_stock_templates_take_is_taken() -> None:
         declared(), llm=EmbeddedLLM(), budget=handler(), epsilon=1.0, max_tokens=1
     )
     message = AIMessagePromptTemplate.from_template("{text}: {label}")
-    assert len(DPFewShotChatMessagePromptTemplate.from_run(run, example_prompt=message).format_messages()) == 5
+    chat = DPFewShotChatMessagePromptTemplate.from_run(run, example_prompt=message)
+    assert len(chat.format_messages()) == len(run.result.examples)  # noise may choose a blank text, which is left out
     suffix = "{{{input!s:.3}}} of {size:,}:"
     shown = DPFewShotPromptTemplate.from_released(run.result, example_prompt=ROW, suffix=suffix, prefix="{size:>4}")
     assert shown.format(input="a long one", size=1000).endswith("{a l} of 1,000:")
@@ -801,7 +802,7 @@ def test_a_run_goes_on_with_a_long_input_that_is_answered(tmp_path: Any, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Short, "check_public", None)  # as it was before such inputs were refused
         labeler(inputs).label(inputs[0])
-    with pytest.raises(ModelCallError, match=r"number 2 .* leave it out, and give max_queries=3"):
+    with pytest.raises(ModelCallError, match=r"number 2 .*er prompt\. Or leave it out, and give max_queries=3"):
         labeler(inputs)
     assert len(labeler(inputs[::2], max_queries=3).run().entries) == 2
 

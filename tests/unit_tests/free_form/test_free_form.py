@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -657,9 +658,8 @@ async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_
 
 def test_an_answer_without_text_is_no_answer() -> None:
     component = keywords(answers=WORDS.replace(writer=PublicChat(says=["zero-shot", "\n ", "In time."])))
-    with pytest.raises(
-        ModelCallError, match=r"no text before the first stop string\. .*The release stays charged.*free"
-    ):
+    said = r"no text before the first stop string\. Check the model, then ask again\. The release stays charged.*free"
+    with pytest.raises(ModelCallError, match=said):
         component.invoke("now?")
     assert component.invoke("now?") == "In time."
     assert charged(component) == 1
@@ -687,6 +687,23 @@ async def test_a_cancelled_writing_is_kept_too() -> None:
         await task
     assert await component.ainvoke("now?") == "written"
     assert charged(component) == 1
+
+
+def test_threads_that_hang_in_one_loop_stop_no_answer_of_another() -> None:
+    component = keywords(answers=WORDS.replace(writer=RunnableLambda(lambda _: "ask the bank")))
+    may_end = threading.Event()
+
+    async def hang() -> None:
+        threads = component.tenants.threads_here()
+        for _ in range(threads._max_workers):
+            threads.submit(may_end.wait)
+        assert component.tenants.threads_here() is threads
+
+    try:
+        asyncio.run(hang())
+        assert asyncio.run(asyncio.wait_for(component.ainvoke("now?"), 60.0)) == "ask the bank"
+    finally:
+        may_end.set()
 
 
 # -- the prompt that answers are written from --------------------------------------------------------------------
