@@ -1028,7 +1028,7 @@ class _PublicTextsRequest:
 
         def ask(text: str) -> LabelScores | ModelCallError:
             try:
-                return run_sync(self.scorer.public(text))[: self.width]
+                return public_call(lambda: run_sync(self.scorer.public(text)))[: self.width]
             except ModelCallError as error:
                 return error
 
@@ -1043,7 +1043,7 @@ class _PublicTextsRequest:
         async def ask(text: str) -> LabelScores | ModelCallError:
             async with gate:
                 try:
-                    return (await run_async(self.scorer.public(text)))[: self.width]
+                    return (await apublic_call(lambda: run_async(self.scorer.public(text))))[: self.width]
                 except ModelCallError as error:
                     return error
 

@@ -81,6 +81,17 @@ class Votes(PublicChoices):
         return self.score_with_other(prompts, choices)
 
 
+class FirstTokens(Tokens):
+    """Reports of a public prompt what it reports of a private one."""
+
+    def first_tokens(self, prompt: str) -> Any:
+        (top,) = spoilt([prompt], [self._fake.top_tokens(prompt, (), top_k=5)])  # type: ignore[arg-type]
+        return top
+
+    async def afirst_tokens(self, prompt: str) -> Any:
+        return self.first_tokens(prompt)
+
+
 NAMED = {"a": " coin", "b": " fee", "c": " cash"}
 
 
@@ -421,6 +432,15 @@ class TestManyPublicPrompts:
             asked_rows(LabelRows(Choices(), LABELS, calibrate=False), [("<value>",)], is_async=is_async)
         assert caught.value.__cause__ is caught.value.__context__ is None
         assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+    @DRIVERS
+    @pytest.mark.parametrize("engine", [PublicChoices("decisions"), FirstTokens(FakeBackend(pieces, max_top_k=5))])
+    def test_where_errors_are_kept_the_engine_s_own_cost_one_text(self, engine: Any, is_async: bool) -> None:
+        rows = LabelRows(engine, LABELS, calibrate=False)
+        ask = rows.request_public_texts(["<value>", "a"], is_whole=False, keep_errors=True)
+        found = asyncio.run(ask.arun()) if is_async else ask.run()
+        assert isinstance(found["<value>"], ModelCallError)
+        assert len(found["a"]) == 3
 
 
 class Counting(TextChat):
