@@ -68,7 +68,7 @@ LEAST_REPORTED = 1e-6
 # Tokenizers cut before white space, before a sign inside a word, between letters and digits, and after three digits or
 # each; what is behind the cut is never in a first token.
 _FIRST_PIECE = re.compile(r"\d{1,3}|.[^\s\d!-/:-@\[-`{-~]*", re.DOTALL)
-_PREFIXES = frozenset({"down", "in", "off", "on", "out", "over", "under", "up"})  # which tokenizers cut off words
+_OPENERS = STOP_WORDS - {"down", "off", "out", "over", "up"}  # which open few sentences and are cut off words
 _TURKISH_LOWER, _TURKISH_UPPER = str.maketrans("I\u0130", "\u0131i"), str.maketrans("i\u0131", "\u0130I")
 _GUESSED = ". Where they end is guessed, as the tokenizer is unknown; LangChainBackend(llm, tokenizer=...) knows it"
 
@@ -185,17 +185,18 @@ def tokens_of_vocabulary(
     """
     spelled = [(token, word if (word := text.lstrip()) == text else f" {word}") for token, text in decoded]
     words = {word for _, word in spelled}
-    own = _own_beginnings(labels, encode or (lambda text: [word.encode() for word in words & {_first_word(text)}]))
+    known = encode or (lambda text: [word.encode() for word in words & {_first_word(text)}])
+    own = _own_beginnings(labels, known, has_parts)
     label_of: dict[Token, int] = {}
     for token, word in spelled:
         place = own.get(LOST if "\ufffd" in word else word.encode())
         if place is not None:
             label_of[token] = place
-    if has_parts and any(isinstance(token, bytes) for token, _ in spelled):
+    if any(isinstance(token, bytes) for token, _ in spelled):
         label_of |= {token: place for token, place in own.items() if not is_whole(token)}
     served = set(label_of.values())
     if encode is not None:
-        served &= {own.get(token, NO_LABEL) for texts in labels for token in _distinguishing(texts, encode)}
+        served &= _served(labels, own, encode)
     return _each_has_one(labels, label_of, served)
 
 
@@ -209,27 +210,26 @@ def tokens_of_bytes(
 
     With and without a space in front; as written, lower, upper and capitalised, as English and as Turkish do it; in the
     Unicode form as written and composed. A token may be a part of a character. Beginnings that run beyond the first
-    token are included, but do not count as distinguishing. Where the tokenizer is known, none is a word in
-    `STOP_WORDS` that is shorter than its own first token of the spelling: those are other words. A beginning is no
-    label's (`NO_LABEL`)
+    token are included, but do not count as distinguishing. A beginning is no label's (`NO_LABEL`)
 
-    - if texts of several labels begin so, in any of their spellings, unless it is known to be the first token of one
-      label alone as that is written;
+    - if it is shorter than the first token of the spelling, where that is known: another word, such as "Hi" of "High";
+    - if spellings of several labels begin so, but for those with a longer first token, unless it is known to be the
+      first token of one label alone as that is written, and none of the others as those are written;
     - if it may be a part of a character of a text, but the provider lost its bytes (`LOST`);
     - where the tokenizer is unknown, if it is a word in `STOP_WORDS` as sentences write them (" a", " in", " The"; "In"
       and "The" where the text is not written so), unless it is the text's own first word. "in" without a space and "IN"
-      count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not. So does " Out" where the text is
-      written so, as it is cut " Out|age".
+      count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not. So does " Out", cut " Out|age".
+
+    A label needs a first token of its own as it is written, with a space in front and without where both are known:
+    chat models write none, completion models one.
 
     Args:
       labels: the texts of each label.
       encode: the model's tokenizer; None: unknown, so that first tokens end where those of usual tokenizers do.
       has_parts: whether the engine reports parts of characters; others may decode every token that they score.
     """
-    own = {token: place for token, place in _own_beginnings(labels, encode).items() if has_parts or is_whole(token)}
-    first = [token for texts in labels for token in _distinguishing(texts, encode)]
-    served = {own[token] for token in first if token in own}
-    return _each_has_one(labels, own, served, _GUESSED if encode is None else "")
+    own = _own_beginnings(labels, encode, has_parts)
+    return _each_has_one(labels, own, _served(labels, own, encode), _GUESSED if encode is None else "")
 
 
 def _each_has_one(
@@ -239,21 +239,18 @@ def _each_has_one(
     if missing:
         raise ConfigurationError(
             "expected verbalizers whose first tokens distinguish the labels (this model reports next tokens only), "
-            f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
-            "the first token of another (of 'Q1' that is 'Q'), and show them in the prompt, or take votes=\"text\""
-            f"{advice}"
+            f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with the "
+            "first token of another (of 'Q1' that is 'Q'), behind a space or without, and show them in the prompt, or "
+            f'take votes="text"{advice}'
         )
     return label_of
 
 
 def _own_beginnings(
-    labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None = None
+    labels: Sequence[Sequence[str]], encode: Callable[[str], Sequence[Token]] | None, has_parts: bool
 ) -> dict[bytes, int]:
     """Returns the label of each beginning of a text, in bytes, with and without a space; see `tokens_of_bytes`."""
-    begun: dict[bytes, int] = {}
-    known_as_written: dict[bytes, int] = {}
-    passed_over: dict[bytes, int] = {}
-    firsts: set[bytes] = set()
+    claims: dict[bytes, dict[int, int]] = {}
     counting: set[bytes] = set()
     for place, texts in enumerate(labels):
         written = {form for text in texts for form in _forms(text)}
@@ -262,31 +259,34 @@ def _own_beginnings(
             for space in (b"", b" "):
                 known = tuple([token for token in first if token.startswith(b" ") == bool(space)])
                 for length in range(1, len(text.encode()) + 1):
-                    token = space + text.encode()[:length]
-                    is_first = token.startswith(known)
-                    if known and not is_first and _word_of(token) in STOP_WORDS:
-                        passed_over[token] = place if passed_over.get(token, place) == place else NO_LABEL
-                        continue
-                    if is_first:
-                        firsts.add(token)
-                    for found in (begun, known_as_written) if is_first and text in written else (begun,):
-                        found[token] = place if found.get(token, place) == place else NO_LABEL
-                    if not _is_other_word(token, text, is_written=text in written, is_first=is_first):
+                    token, is_written = space + text.encode()[:length], text in written
+                    # 0: shorter than a known first token; 1: a guess; 2: known; 3 and 4: so, of a text as written.
+                    claim = 1 + bool(known) + 2 * is_written if not known or token.startswith(known) else 0
+                    by_label = claims.setdefault(token, {})
+                    by_label[place] = max(claim, by_label.get(place, 0))
+                    if claim and not _is_other_word(token, text, is_written=is_written, is_first=bool(known)):
                         counting.add(token)
-    # A guess is no reason to prefer a label to one of which a first token is known.
-    doubtful = {token: place for token, place in passed_over.items() if token not in firsts}
-    begun |= {token: NO_LABEL for token, place in doubtful.items() if begun.get(token, place) != place}
-    if not all(text.isascii() for texts in labels for text in texts):
-        begun[LOST] = NO_LABEL
-    return {token: place if token in counting else NO_LABEL for token, place in begun.items()} | known_as_written
+    own: dict[bytes, int] = {}
+    for token, by_label in claims.items():
+        if has_parts or is_whole(token):
+            most = max(by_label.values())  # odd: a guess, which is no reason to prefer a label
+            rivals = [place for place, claim in by_label.items() if most % 2 or claim >= most - 1]
+            own[token] = rivals[0] if len(rivals) == 1 and token in counting else NO_LABEL
+    return own if all(text.isascii() for texts in labels for text in texts) else own | {LOST: NO_LABEL}
 
 
-def _distinguishing(texts: Sequence[str], encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:
-    """Returns the first tokens of one label's texts: as they are written, as rows show them, where those are known."""
-    written = [token for text in texts for form in _forms(text) for token in _first_tokens(form, encode)]
-    if encode is not None and written:
-        return written
-    return [token for text in _all_spellings([texts]) for token in _first_tokens(text, encode)]
+def _served(
+    labels: Sequence[Sequence[str]], own: Mapping[bytes, int], encode: Callable[[str], Sequence[Token]] | None
+) -> set[int]:
+    """Returns the labels with a first token of their own, as rows show them, in each form of which one is known."""
+    served = set()
+    for place, texts in enumerate(labels):
+        first = [token for text in texts for form in _forms(text) for token in _first_tokens(form, encode)]
+        first = first or [token for text in _all_spellings([texts]) for token in _first_tokens(text, encode)]
+        forms = {token.startswith(b" ") for token in first}
+        if forms and forms == {token.startswith(b" ") for token in first if own.get(token) == place}:
+            served.add(place)
+    return served
 
 
 def _first_tokens(text: str, encode: Callable[[str], Sequence[Token]] | None) -> list[bytes]:
@@ -309,18 +309,13 @@ def _is_other_word(token: bytes, text: str, *, is_written: bool, is_first: bool)
       is_written: whether the label is written so, as rows show it: an answer "Theft" then begins with "The".
       is_first: whether it is known to be the first token of the text, or longer.
     """
-    beginning = token.decode("utf-8", "replace").lstrip()
-    word = _first_piece(text)
+    beginning, word = token.decode("utf-8", "replace").lstrip(), _first_piece(text)
     is_other = len(beginning) < len(word) and not is_first if len(word) > 1 else not is_written
-    is_word = is_other and _word_of(token) in STOP_WORDS
+    if not is_other or beginning.casefold() not in _OPENERS:
+        return False
     has_space = token.startswith(b" ")
-    is_cut_off = is_written and (not has_space or _word_of(token) in _PREFIXES)
-    as_first = beginning.istitle() and (len(beginning) == 1 or not is_cut_off)
-    return is_word and (as_first or (has_space and beginning.islower()))
-
-
-def _word_of(token: bytes) -> str:
-    return token.decode("utf-8", "replace").lstrip().casefold()
+    as_first = beginning.istitle() and (has_space or len(beginning) == 1 or not is_written)
+    return as_first or (has_space and beginning.islower())
 
 
 def _first_piece(text: str) -> str:

@@ -15,7 +15,7 @@ from scipy.special import softmax
 
 from langchain_dpicl.backends.base import Rows, Token
 from langchain_dpicl.backends.embedded import EmbeddedModel
-from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
@@ -170,7 +170,9 @@ class TestFirstTokens:
                 assert same_bits(asked_public(rows, (f"<{place}>",)), row)
             assert row[place] > 0.8 if place in read else not row.any(), row
 
-    @pytest.mark.parametrize("options", [{"max_top_k": 5}, {"vocabulary": [" invoice", " Überweisung"]}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{"max_top_k": 5}, {"vocabulary": [" invoice", " Überweisung", "\ufffd"]}], ids=str
+    )
     def test_an_engine_that_decodes_what_it_scores_keeps_its_rows(self, options: dict[str, Any]) -> None:
         """No part of a character is asked of an engine that does not say that it reports them."""
 
@@ -183,9 +185,12 @@ class TestFirstTokens:
                 session.score = lambda domain: score([token.decode().encode() for token in domain])
                 return session
 
-        engine = Decoding(scripted({" invoice": 0.9, " Überweisung": 0.1}), **options)
+        answers = {"a": {" invoice": 0.9, " Überweisung": 0.1}, "lost": {"\ufffd": 0.9, " invoice": 0.1}}
+        engine = Decoding(lambda prompt, prefix: answers[prompt], **options)
         rows = LabelRows(engine, [("invoice",), ("Überweisung",)], calibrate=False)
-        assert asked(rows, (("a",),)) == pytest.approx(np.array([[0.9, 0.1]]))
+        assert asked(rows, (("a",), ("lost",))) == pytest.approx(np.array([[0.9, 0.1], [0.0, 0.0]]))
+        with pytest.warns(NoisyPlanWarning):
+            assert not asked_public(rows, ("lost",)).any()
 
     def test_a_server_with_its_whole_vocabulary_is_read_by_that(self) -> None:
         table = {" card": 0.25, "CASH": 0.25, "fee": 0.125, "ca": 0.125, "x": 0.25}
@@ -196,9 +201,9 @@ class TestFirstTokens:
         assert asked_public(rows, ("a",)) == pytest.approx([0.4, 0.4, 0.2])
         with pytest.raises(ConfigurationError, match="no first token of its own"):
             LabelRows(engine, (("card",), ("unheard of",)), calibrate=False)
-        table = {" sports": 0.05, " world": 0.1, " sport": 0.85}  # a part of the label's token
+        table = {" sports": 0.05, " world": 0.1, " sport": 0.85}  # a part of the label's token, or another word
         engine = LangChainBackend(ScriptedLLM(answer=lambda text: table), full_vocabulary=3, retry=QUICK)
-        assert asked(LabelRows(engine, (("sports",), ("world",)), calibrate=False), (("a",),))[0, 0] > 0.8
+        assert not asked(LabelRows(engine, (("sports",), ("world",)), calibrate=False), (("a",),)).any()
 
     @pytest.mark.loopback
     def test_no_observer_sees_a_record_or_a_vote(self) -> None:

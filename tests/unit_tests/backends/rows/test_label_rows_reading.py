@@ -277,12 +277,13 @@ class TestTokensOfAVocabulary:
         known = vocabulary(" a", " as", " As", "as", " ast", " or", " ord", "a", "A", "I")
         found = tokens_of_vocabulary([["asthma"], ["order"], ["invoice", "I"]], known)
         assert found == {3: 0, 4: 0, 6: 1, 7: 0, 9: 2} | dict.fromkeys((0, 1, 2, 5, 8), NO_LABEL)
-        whole = vocabulary(" i", " I", " important", " trivial", "In", " im")  # " important" begins with no other word
-        assert tokens_of_vocabulary([["important"], ["trivial"]], whole) == {1: NO_LABEL, 2: 0, 3: 1, 5: 0}
+        whole = vocabulary(" i", " I", " important", " trivial", "In", " im")  # "important" is not written in parts
+        expected = {2: 0, 3: 1} | dict.fromkeys((0, 1, 5), NO_LABEL)
+        assert tokens_of_vocabulary([["important"], ["trivial"]], whole) == expected
         parted = vocabulary(" Out", " outage", " Billing")  # "Outage" is " Out|age", whatever "outage" is
         assert tokens_of_vocabulary([["Outage"], ["Billing"]], parted) == {0: 0, 1: 0, 2: 1}
         tokens, known = vocabulary(" Out", " Outa", " Bill"), cut(r" \w{4}")
-        assert tokens_of_vocabulary([["Outage"], ["Billing"]], tokens, known) == {1: 0, 2: 1}
+        assert tokens_of_vocabulary([["Outage"], ["Billing"]], tokens, known) == {0: NO_LABEL, 1: 0, 2: 1}
 
     def test_parts_of_characters_are_listed_where_tokens_are_bytes(self) -> None:
         labels = [["返品"], ["配送"], ["連絡"]]
@@ -294,6 +295,14 @@ class TestTokensOfAVocabulary:
     def test_another_word_is_no_label_though_that_of_one_label_alone_is_a_token(self) -> None:
         found = tokens_of_vocabulary([["Anger"], ["Anxiety"]], vocabulary("an", " An", "anger", " Anger", "Anx"))
         assert (found[0], found.get(1, NO_LABEL), found[2], found[4]) == (NO_LABEL, NO_LABEL, 0, 1)
+
+    @pytest.mark.parametrize("other", ["Inpatient", "Input data"])
+    def test_a_token_is_no_label_that_may_begin_another_whose_word_is_no_token(self, other: str) -> None:
+        tokens = vocabulary(" In", "IN", " Inp", " Out")
+        with pytest.raises(ConfigurationError, match=r"for \[\['In'\]\]"):
+            tokens_of_vocabulary([["In"], [other], ["Out"]], tokens)
+        found = tokens_of_vocabulary([["In", "Outside"], [other]], tokens)
+        assert found == {0: NO_LABEL, 1: NO_LABEL, 2: 1, 3: 0}
 
     def test_another_text_may_serve_a_label(self) -> None:
         known = vocabulary("card", "fee", "pay")
@@ -319,8 +328,12 @@ class TestTokensOfBytes:
         assert {found[word.encode()] for word in words} == {NO_LABEL}
         written = (b"The", b" The", b"At", b" At")  # as rows show the labels; behind a space they begin any sentence
         assert [found[word] for word in written] == [3, NO_LABEL, 4, NO_LABEL]
-        cut_off = tokens_of_bytes([["Outage"], ["Normal"], ["Overdue"]])
-        assert [cut_off[word] for word in (b" Out", b" No", b"No", b" Over", b" over")] == [0, NO_LABEL, 1, 2, NO_LABEL]
+        one_letter = tokens_of_bytes([["Invoice"], ["Accident"]])
+        assert [one_letter[word] for word in (b"I", b"A", b"i", b" In", b"In")] == [NO_LABEL, NO_LABEL, 0, NO_LABEL, 0]
+        cut_off = tokens_of_bytes([["Outage"], ["Normal"], ["Overdue"], ["Upgrade"], ["Downtime"], ["Offline"]])
+        words = (b" Out", b" No", b"No", b" Over", b" over", b" Up", b" Down", b" Off")
+        assert [cut_off[word] for word in words] == [0, NO_LABEL, 1, 2, 2, 3, 4, 5]
+        assert tokens_of_bytes([["Onboarding"], ["Fee"]])[b" On"] == NO_LABEL
         assert [found[token] for token in (b"as", b" AS", b" ast", b"in", b"IN", b" Inv", b" ord", b"the", b" theft")] == [
             *[0] * 3, *[1] * 3, 2, *[3] * 2
         ]  # fmt: skip
@@ -344,7 +357,7 @@ class TestTokensOfBytes:
         assert found[b"\xe9"] == found[b" \xe9"] == found[LOST] == NO_LABEL
         assert LOST not in tokens_of_bytes([["card"], ["cash"]])  # of which no part is lost
         known = tokens_of_bytes([["返品"], ["配送"]], lambda text: [text.encode()[:2], text.encode()[2:]])
-        assert [known[token] for token in (b"\xe8\xbf", b"\xe9\x85", b"\xe8", b" \xe9")] == [0, 1, 0, 1]
+        assert [known[token] for token in (b"\xe8\xbf", b"\xe9\x85", b"\xe8", b" \xe9")] == [0, 1, NO_LABEL, 1]
 
     def test_labels_count_in_the_form_in_which_models_write_them(self) -> None:
         decomposed = [["U\u0308belkeit"], ["O\u0308dem"], ["Schmerz"]]  # as files of macOS have it
@@ -409,17 +422,19 @@ class TestTokensOfBytes:
 
     def test_a_known_tokenizer_says_where_the_first_token_ends(self) -> None:
         labels = [["24h"], ["25h"]]
-        assert set(tokens_of_bytes(labels, cut(r"[ \w]\d|\w+")).values()) - {NO_LABEL} == {0, 1}
+        assert set(tokens_of_bytes(labels, cut(r" ?\d\d|\w+")).values()) - {NO_LABEL} == {0, 1}
         with pytest.raises(ConfigurationError, match=r"\('24h',\), \('25h',\).*or take votes=.text.$"):
             tokens_of_bytes([("24h",), ("25h",)], cut(r" ?\d|\w+"))
         assert tokens_of_bytes([["Q1"], ["Q2"]], cut(r" ?\w+"))[b"Q"] == NO_LABEL
 
-    def test_no_other_word_is_shorter_than_the_first_token_of_a_known_tokenizer(self) -> None:
+    def test_what_is_shorter_than_a_known_first_token_is_another_word(self) -> None:
         found = tokens_of_bytes([["asthma"], ["fee"]], cut(r" \w{3}|\w{2}"))
         lower = [token for token in found if found[token] == 0 and token.islower()]
         assert lower == [b"as", b"ast", b"asth", b"asthm", b"asthma", b" ast", b" asth", b" asthm", b" asthma"]
         assert found[b"As"] == 0  # a word by itself, but the tokenizer begins "Asthma" with it
-        assert found[b" f"] == 1  # left out, it would let what is reported beside it decide alone
+        assert found[b" as"] == found[b" f"] == NO_LABEL  # left out, they would let what is beside them decide alone
+        found = tokens_of_bytes([["High"], ["Low"]], cut(r" ?\w+"))
+        assert [found[token] for token in (b"Hi", b" Hi", b"High", b" Lo")] == [NO_LABEL, NO_LABEL, 0, NO_LABEL]
 
     def test_what_a_tokenizer_with_a_space_before_any_text_leaves_open_is_guessed(self) -> None:
         found = tokens_of_bytes([["asthma"], ["fee"]], lambda text: cut(r" \w{3}| ")(f" {text}"))
@@ -429,25 +444,32 @@ class TestTokensOfBytes:
     def test_a_first_token_that_spells_another_text_leaves_the_guess(self) -> None:
         found = tokens_of_bytes([["asthma"], ["invoice"]], lambda text: cut(r" ?\w{4}|\W")(text.lower()))
         own = [token for token in found if found[token] != NO_LABEL]
-        assert [token for token in own if token.endswith((b"s", b"st"))] == [b"ast", b" ast", b"Ast", b" Ast"]
+        assert [token for token in own if token.endswith((b"s", b"st"))] == [b"Ast", b" Ast"]
         assert found[b" Asth"] == found[b"AST"] == found[b"asth"] == 0
 
-    def test_a_known_first_token_counts_as_the_label_is_written_with_a_space_in_front_or_without(self) -> None:
-        def spelled_out_but(word: str) -> Callable[[str], list[bytes]]:
-            return lambda text: [word.encode()] if text == word else [text.encode()[:1]]
+    def test_a_label_needs_a_token_as_it_is_written_with_a_space_in_front_and_without(self) -> None:
+        """Chat models write none, completion models one; rows show "card"."""
 
-        for word in ("card", " card"):
-            assert tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but(word))[word.encode()] == 0
-        for word in ("Card", " CARD", "other"):  # rows show "card"
+        def letters_but_of(*words: str) -> Callable[[str], list[bytes]]:
+            return lambda text: [(text if text in words else re.match(" ?.", text)[0]).encode()]
+
+        labels = [["card"], ["fee", "cash"]]
+        found = tokens_of_bytes(labels, letters_but_of("card", " card", " cash"))
+        assert [found[token] for token in (b"card", b" card", b" cash", b"f", b"c")] == [0, 0, 1, 1, 1]
+        for words in (("card",), (" card",), ("Card", " Card", "CARD", " CARD")):
             with pytest.raises(ConfigurationError, match="'card'"):
-                tokens_of_bytes([["card"], ["fee", "cash"]], spelled_out_but(word))
+                tokens_of_bytes(labels, letters_but_of(*words))
+        assert tokens_of_bytes(labels, cut(r" |\w+"))[b"card"] == 0  # the space is a token of its own
         labels, over = [["Overdraft"], ["Overdue"]], cut(r" ?(?:Over|\w+)")  # whatever "overdraft" begins with
         with pytest.raises(ConfigurationError, match=r"'Overdraft'.*'Overdue'"):
             tokens_of_bytes(labels, over)
         with pytest.raises(ConfigurationError, match=r"'Overdraft'.*'Overdue'"):
             tokens_of_vocabulary(labels, vocabulary(" Over", " overdraft", " overdue"), over)
+        with pytest.raises(ConfigurationError, match="'card'"):
+            tokens_of_vocabulary([["card"], ["cash"]], vocabulary(" card", "ca", " cash"), letters_but_of(" card"))
 
     def test_no_other_spelling_takes_the_first_token_of_a_label_as_it_is_written(self) -> None:
         found = tokens_of_bytes([["I"], ["II"], ["No"], ["Normal"]], cut(r" ?(?:I+|No(?!r)|[A-Z][a-z]+|\w)"))
-        tokens = (b"I", b" I", b"II", b"Ii", b" No", b" Nor", b"N")  # "Ii" is "I|i"
-        assert [found[token] for token in tokens] == [0, 0, 1, 1, 2, 3, NO_LABEL]
+        tokens = (b"I", b" I", b"II", b"Ii", b" No", b" Nor", b" Normal", b"N")  # "Ii" is "I|i"
+        assert [found[token] for token in tokens] == [0, 0, 1, 1, 2, NO_LABEL, 3, NO_LABEL]
+        assert tokens_of_bytes([["no"], ["Normal"]], cut(r" ?\w+"))[b"No"] == 0  # "Normal" is not written in parts
