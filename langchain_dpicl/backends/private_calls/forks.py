@@ -16,8 +16,9 @@ from langchain_dpicl._opaque import PerProcess, is_forked
 # these is shared. Others may hold what is: an application may call, here and in a forked process, without code of ours.
 # A fork that runs no hooks of Python shares these too, for calls of the application: ours leave them.
 _POOLS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
-_CONNECTIONS: PerProcess[weakref.WeakKeyDictionary[Any, tuple[Any, bool]]] = PerProcess(weakref.WeakKeyDictionary)
-"""These with the socket of our last request, and whether they were given it: they keep such a one until a fork."""
+_CONNECTIONS: PerProcess[weakref.WeakSet[Any]] = PerProcess(weakref.WeakSet)
+_GIVEN: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Of these connections, those that were given their socket, and keep it in the process that was not forked."""
 _kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 """What was left of pools that are awaited: as long as these are there, as another process may use it."""
 
@@ -35,19 +36,21 @@ def own_pool(pool: Any) -> None:
 
 
 def own_connection(connection: Any) -> None:
-    """Makes a connection of `http.client` leave a socket that others opened, before a request of ours opens it anew."""
-    plain, known = connection.sock, _CONNECTIONS.here
-    if plain is not None and plain is not known.get(connection, (None,))[0]:
-        is_given = not _opens_it_again(connection)
-        if is_given and not is_forked():
-            known[connection] = plain, True
-        else:
-            _leave(connection, is_given=is_given)
+    """Makes a connection of `http.client` leave what others opened, before the first request of ours opens it anew."""
+    known = _CONNECTIONS.here
+    if connection not in known:
+        known.add(connection)
+        if connection.sock is not None:
+            is_given = not _opens_it_again(connection)
+            if is_given and not is_forked():
+                _GIVEN.add(connection)
+            else:
+                _leave(connection, is_given=is_given)
 
 
 def record_opening(connection: Any) -> None:
-    """Records that this process opened the socket of a connection of `http.client`."""
-    _CONNECTIONS.here[connection] = connection.sock, False
+    """Records that this process opens a connection of `http.client`."""
+    _CONNECTIONS.here.add(connection)
 
 
 def forget(pool: Any) -> None:
@@ -70,6 +73,8 @@ def _leave_all(pool: Any) -> None:
 
 def _leave(connection: Any, *, is_given: bool) -> None:
     plain = connection.sock
+    if plain is None:
+        return
     if is_given:
         connection.auto_open = 0  # its calls fail: elsewhere is not where they are meant to go
     # Not by its `close`, which waits where another thread reads the reply: here no thread of the parent ends that.
@@ -96,9 +101,8 @@ def _forget_in_forked_process() -> None:
         for pool in list(pools):
             forget(pool)
     for connections in list(_CONNECTIONS._made.values()):  # noqa: SLF001
-        for connection, (plain, is_given) in list(connections.items()):
-            if plain is not None and plain is connection.sock:
-                _leave(connection, is_given=is_given)
+        for connection in list(connections):
+            _leave(connection, is_given=connection in _GIVEN)
 
 
 if hasattr(os, "register_at_fork"):

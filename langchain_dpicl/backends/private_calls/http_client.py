@@ -425,12 +425,10 @@ def put_request(
 
 def connect_http(inner: Inner, passage: CallLimits, connection: Any) -> Any:
     """Connects within the remaining time."""
-    try:
-        # A proxy replies before the provider does.
-        with limited_exchange(passage), _close_if_refused(connection), _limit_replies(passage, connection):
-            return inner(connection)
-    finally:
-        forks.record_opening(connection)
+    forks.record_opening(connection)
+    # A proxy replies before the provider does.
+    with limited_exchange(passage), _close_if_refused(connection), _limit_replies(passage, connection):
+        return inner(connection)
 
 
 def send_http(inner: Inner, passage: CallLimits, connection: Any, data: Any) -> Any:
@@ -438,7 +436,6 @@ def send_http(inner: Inner, passage: CallLimits, connection: Any, data: Any) -> 
     with limited_exchange(passage), _close_if_refused(connection):
         if connection.sock is None and connection.auto_open:
             connection.connect()
-            forks.record_opening(connection)  # also one whose class connects by itself
         if connection.sock is None:
             return inner(connection, data)
         with limit_socket_waits(passage, connection.sock):

@@ -74,8 +74,8 @@ def _body(client: Any) -> str:
     return "data" if isinstance(client, requests.Session) else "content"
 
 
-def by_http_client(root: str, kind: type[http.client.HTTPConnection] = http.client.HTTPConnection) -> Act:
-    connection = kind(root.removeprefix("http://"))
+def by_http_client(root: str) -> Act:
+    connection = http.client.HTTPConnection(root.removeprefix("http://"))
 
     def act(text: str) -> str:
         connection.request("POST", "/", text)
@@ -287,27 +287,21 @@ async def test_what_was_left_of_a_pool_goes_with_it() -> None:
     assert len(forks._kept) == before
 
 
-@pytest.mark.parametrize("first", ["given a socket", "opened by itself"])
-def test_a_socket_that_a_connection_was_given_stays(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_that_a_connection_was_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection's own host is another one, and nobody to be trusted."""
-    ends = socket.socketpair(socket.AF_UNIX)
     asked, real = [], socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda *whom, **more: asked.append(whom) or real(*whom, **more))
-    with recording() as (root, ports), ends[0], ends[1]:
-        connection = http.client.HTTPConnection(root.removeprefix("http://"))
+    ends = socket.socketpair(socket.AF_UNIX)
+    connection = http.client.HTTPConnection("127.0.0.1", 9)
+    connection.sock = ends[0]
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    with ends[0], ends[1]:
 
-        def own(text: str) -> str:
+        def act(text: str) -> str:
+            ends[1].sendall(answer)
             connection.request("POST", "/", text)
             return connection.getresponse().read().decode()
 
-        def act(text: str) -> str:
-            ends[1].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            return own(text)
-
-        if first == "opened by itself":
-            said(own, "before")
-            connection.close()
-        connection.sock = ends[0]
         assert act("public") == said(act, "private") == "ok"
         assert b"private" in ends[1].recv(10_000)
         asked.clear()
@@ -315,22 +309,32 @@ def test_a_socket_that_a_connection_was_given_stays(first: str, monkeypatch: pyt
         assert said(act, "parent") == "ok"
         assert b"parent" in (sent := ends[1].recv(10_000))
         assert b"child" not in sent
-        assert not ports("child")
+
+
+class Wraps(http.client.HTTPConnection):
+    """Puts another socket in place of that which it connected, as TLS does; it may have checked it."""
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = socket.socket(fileno=self.sock.detach())
+
+
+def test_a_socket_that_a_model_opened_and_checked_is_used() -> None:
+    checked: list[int] = []
+
+    def act(text: str) -> str:
+        connection = Wraps(root.removeprefix("http://"))
+        connection.connect()
+        checked.append(connection.sock.getsockname()[1])
+        connection.request("POST", "/", text)
+        answer = connection.getresponse().read().decode()
         connection.close()
-        assert said(own, "opened anew") == "opened anew"
-        assert holds_in_child(lambda: said(own, "child") == "child")
-        assert ports("child") != ports("opened anew")
-
-
-def test_a_connection_whose_class_connects_by_itself_is_kept_as_well() -> None:
-    class Connects(http.client.HTTPConnection):
-        def connect(self) -> None:
-            self.sock = socket.create_connection((self.host, self.port))
+        return answer
 
     with recording() as (root, ports):
-        act = by_http_client(root, Connects)
-        assert [said(act, text) for text in ("one", "two")] == ["one", "two"]
-        assert ports("one") == ports("two")
+        assert said(act, "one") == "one"
+        assert holds_in_child(lambda: said(act, "child") == "child")
+        assert ports("one") == checked
 
 
 def test_a_socket_to_another_place_than_the_connections_own_stays() -> None:
