@@ -155,17 +155,6 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
         part.unlink(missing_ok=True)
 
 
-def sync_folder(path: Path) -> None:
-    """Makes the name of a new file as durable as its content."""
-    if os.name == "posix":
-        with faults_of(path.parent):
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-
 @contextlib.contextmanager
 def faults_of(path: str | os.PathLike[str]) -> Iterator[None]:
     """Raises an OSError of what is inside with the name that the caller gave, not that of the part."""

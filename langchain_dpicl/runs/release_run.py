@@ -39,7 +39,7 @@ from langchain_core.runnables import RunnableConfig
 from tqdm.auto import tqdm
 
 from langchain_dpicl._opaque import PerProcess, Uncopyable
-from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain, sync_folder, write_bytes
+from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain, write_bytes
 from langchain_dpicl.backends.rows.rows import Outcome, advance_together
 from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
@@ -85,8 +85,8 @@ class RunJournal:
     """The checkpoint of one run. Line 1 names the run, every other line holds one release as JSON.
 
     Formal guarantees:
-      - A line is written and synced as a whole before `append` returns, behind the names of its file and its arrays.
-        The unfinished last line of a killed process is dropped: its ticket burnt and was not committed.
+      - A line is written and synced as a whole before `append` returns. The unfinished last line of a killed process is
+        dropped: its ticket burnt and was not committed.
       - Each line has a digest of itself and of all lines above it. A file that was changed, belongs to another run, or
         was continued by another process is refused, and nothing is written to it.
 
@@ -199,8 +199,6 @@ class RunJournal:
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
             for path, arrays in self._arrays.items():
                 write_bytes(path, arrays)
-            if self._arrays or not self._size:  # new names, without which the line cannot be read after a power failure
-                sync_folder(self._path)
             self._arrays.clear()
             if not self._pending:
                 return

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_dpicl._opaque import Opaque, this_process
-from langchain_dpicl._plain_files import check_path, read_plain, sync_folder
+from langchain_dpicl._plain_files import check_path, read_plain
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -38,6 +38,7 @@ from langchain_dpicl.stores.sqlite_file import (
     check_no_log,
     file_identity_or_none,
     is_mounted_alone,
+    sync_folder,
 )
 
 # EXTRA: the removal of the journal, which ends a commit, is on the disk as well. A journal that stays is ended by zeros

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from langchain_dpicl._plain_files import sync_folder
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
 from langchain_dpicl.stores.rows import OLDER_TABLES, ON_PURPOSE
 
@@ -379,6 +378,16 @@ def sync_log(number: int) -> None:
         os.fdatasync(number)
     else:
         os.fsync(number)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the name of a new file as durable as its content."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 @contextlib.contextmanager

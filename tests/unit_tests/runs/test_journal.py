@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,27 +194,6 @@ def test_arrays_whose_line_was_not_written_do_not_replace_those_of_the_last_rele
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 20])  # killed behind the arrays
     assert journal(path).arrays() == b"zero"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="elsewhere no folder is synced")
-def test_no_line_is_on_the_disk_before_the_names_that_it_needs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_disk, whole, fsync = set[tuple[str, int]](), list[bool](), os.fsync
-
-    def synced(number: int) -> None:
-        fsync(number)
-        status, names = os.fstat(number), {(one.name, one.stat().st_ino) for one in path.parent.iterdir()}
-        if stat.S_ISDIR(status.st_mode):
-            on_disk.clear()
-            on_disk.update(names)
-        elif status.st_ino == path.stat().st_ino:
-            whole.append(names == on_disk)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    made = journal(path)
-    made.flush()
-    for number in range(3):
-        made.append({"step": number}, arrays=b"%d" % number)
-    assert whole == [True] * 4
 
 
 def test_changed_arrays_are_refused(path: Path) -> None:
