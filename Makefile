@@ -49,7 +49,7 @@ test leaks leaks-observers providers: export PYTHONDONTWRITEBYTECODE =
 
 test:  ## the wheel, then every test with sockets closed; lint, types, import contracts, secrets and the leak table beside them
 	$(MAKE) --no-print-directory -j 4 postgres check-wheel .venv-test/.ready
-	@$(MAKE) --no-print-directory -j 2 --keep-going check-tests check-rest || { echo; tail -n 30 out/check-rest.txt; exit 1; }
+	@$(MAKE) --no-print-directory -j 2 --keep-going check-tests check-rest || { echo; grep -B 30 '\*\*\*' out/check-rest.txt; exit 1; }
 
 check-tests: .venv-test/.ready
 	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited and not benches" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)

@@ -220,10 +220,10 @@ def _check_size(size: int | Mapping[Any, int], labels: tuple[str, ...]) -> int |
         return check_number("public_size", size)
     if not labels or set(size) != set(labels):
         known = len(set(labels).intersection(size))  # keys, and labels, may be records that were given by mistake
-        found = f"{known} of them, and {len(size) - known} other keys"
+        found = f"{known} of them and {len(size) - known} others"
         advice = "Give one number, or one number for each declared label."
         raise fail("public_size", f"a number for each of the {len(labels)} declared labels", found, advice)
-    return tuple((label, check_number(f"public_size[{label!r}]", size[label])) for label in labels)
+    return tuple((label, check_number("public_size of a label", size[label])) for label in labels)
 
 
 def check_number(name: str, value: Any) -> int:

@@ -194,7 +194,7 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "sizes by text in place of by label": (
         lambda: declared(public_size={CANARY: 3, TOPICS[0]: 400}),
         ConfigurationError,
-        rf"public_size: expected a number for each of the {len(TOPICS)} declared labels, found '1 of them, and 1 other",
+        rf"public_size: expected a number for each of the {len(TOPICS)} declared labels, found '1 of them and 1 other",
     ),
     "labels that a column with gaps made floats": (
         lambda: declared(records=[{"text": "a", "label": 1.0}], labels=(1, 2), labels_as_text=True),

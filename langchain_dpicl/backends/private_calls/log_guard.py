@@ -396,10 +396,13 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_al
     those of a class that cannot be changed.
     """
     loop = asyncio.get_running_loop()
-    # The class that has the method: a copy in the loop's own would hide what others set on that one later. On one of C,
-    # as uvloop's, nobody can.
-    kind = next(kind for kind in type(loop).__mro__ if "run_in_executor" in vars(kind))
-    kind = kind if kind.__flags__ & _IN_PYTHON else type(loop)
+    # The class that has the method, or the last before one of C, as uvloop's: a copy in the loop's own would hide what
+    # others set on that one later.
+    kind = type(loop)
+    for each in kind.__mro__:
+        kind = each if each.__flags__ & _IN_PYTHON else kind
+        if "run_in_executor" in vars(each):
+            break
     if kind not in _LOOPS:
         _LOOPS[kind] = GuardedMethod(
             kind,
@@ -408,7 +411,7 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_al
             lambda: asyncio.get_running_loop().run_in_executor(_NoThreads(), _nothing),
             acts_outside=True,
         )
-    with contextlib.suppress(TypeError):
+    with contextlib.suppress(TypeError, AttributeError):
         _LOOPS[kind].install_guard()
     token = _LENT.set((loop, threads, is_always))
     try:

@@ -27,7 +27,6 @@ from langchain_dpicl.backends.base import row_hint_of as hint_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_calls.method_checks import allow_wrappers
-from langchain_dpicl.backends.private_process import connection
 from langchain_dpicl.backends.private_process.connection import pack, receive, send
 from langchain_dpicl.backends.resolve import (
     PROCESS,
@@ -60,14 +59,14 @@ _OPTIONAL = ("encode", "continued", "spell", "token_bytes", "complete_public", "
 
 def main(inlet: int, outlet: int) -> None:
     """Answers what comes in until it ends; the parent closes its side also when it dies."""
-    connection.is_inside = True
     _keep_nothing()
     try:
         start = receive(inlet)
     except EOFError:
         return
     server = _Server(outlet)
-    with asyncio.Runner() as runner:
+    # Such a runner sets no current loop: a model that takes one while it is made, and closes it, gets its own.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         server.listen(inlet, runner.get_loop())
         if server.begin(start):
             runner.run(asyncio.Event().wait())  # until the thread that reads ends the process

@@ -107,8 +107,8 @@ def _read(descriptor: int, size: int) -> bytes:
 
 Message: TypeAlias = dict[str, Any]
 
-is_inside = False
-"""Whether this is the process of a private model, which starts no other."""
+_INSIDE = "DPICL_PRIVATE_PROCESS"
+"""Set in the environment of a private model's process, and of those that it starts: these start no other."""
 
 START_SECONDS = 900.0
 """How long the process may take to start and to make its model, which may have to be loaded."""
@@ -231,11 +231,11 @@ class Connection:
     """
 
     def __init__(self) -> None:
-        if is_inside:  # which may import the same module and start another, without end
+        if _INSIDE in os.environ:  # it may import the same module and start another, without end
             raise ConfigurationError(
                 "PrivateProcess: expected a model that is made without another one, found one that starts in its "
-                "process. The module of the function that makes the model is imported there: move that function to a "
-                "module that starts none."
+                "process. Have the function make the model itself, in a module that starts no PrivateProcess: it is "
+                "imported there."
             )
         if not sys.executable:
             raise ConfigurationError("PrivateProcess: expected a Python interpreter to start, found no sys.executable.")
@@ -248,7 +248,7 @@ class Connection:
                 stdin=own_in,
                 stdout=own_out,
                 stderr=subprocess.DEVNULL,
-                env=clean_environment(os.environ),
+                env={**clean_environment(os.environ), _INSIDE: "1"},
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent
             )
         except BaseException:
