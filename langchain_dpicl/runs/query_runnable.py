@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast
 
@@ -713,33 +713,26 @@ class QueryRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[QueryInp
             asked = list(firsts.values())
         try:
             left = self.share.remaining(QUERY_TEMPLATE)
-            beyond, _ = self._beyond_caps(asked)
+            if not left or (left >= len(asked) and self._beyond_caps(asked) is None):
+                return
         except LedgerError:
             if any(self._read_memo(*one) is None for one in asked):
                 raise
             return
-        if beyond is None and not 0 < left < len(asked):
-            return
         new = [one for one in asked if self._read_memo(*one) is None]
-        if 0 < left < len(new):
+        if left < len(new):
             raise self._too_many(len(new), left, None)
-        beyond, granted = self._beyond_caps(new)
-        if beyond is not None and granted:
-            theirs = sum(tenant.name == beyond.name for tenant, _ in new)
-            raise self._too_many(theirs, granted[beyond.name], beyond)
+        if (beyond := self._beyond_caps(new)) is not None:
+            raise self._too_many(sum(tenant.name == beyond.name for tenant, _ in new), self._left_of(beyond), beyond)
 
-    def _beyond_caps(self, asked: list[tuple[Tenant, Query]]) -> tuple[Tenant | None, Counter[str]]:
-        """Returns a tenant whose cap refuses a query, None: no cap does, and how many of each tenant are granted.
+    def _beyond_caps(self, asked: list[tuple[Tenant, Query]]) -> Tenant | None:
+        """Returns a tenant with a cap below the number of its queries; None: there is none.
 
-        Each query may have a cap of its own: they are asked in this order.
+        Each query may have a cap of its own. They are asked at once, so any may be the last.
         """
-        beyond, granted, left_of = None, Counter[str](), cache(self._left_of)
-        for tenant, _ in asked:
-            if tenant.cap is None or granted[tenant.name] < left_of(tenant):
-                granted[tenant.name] += 1
-            else:
-                beyond = tenant
-        return beyond, granted
+        number = Counter(tenant.name for tenant, _ in asked)
+        capped = (tenant for tenant in dict.fromkeys(tenant for tenant, _ in asked) if tenant.cap is not None)
+        return next((tenant for tenant in capped if self._left_of(tenant) < number[tenant.name]), None)
 
     def _too_many(self, asked: int, left: int, tenant: Tenant | None) -> PrivacyBudgetExceededError:
         """Returns the refusal of a batch; `tenant`: whose cap it is beyond, None: the budget's."""
