@@ -266,6 +266,11 @@ class RetrievalPlan(SharePlan):
     public_size: int
 
     @property
+    def sizes(self) -> Mapping[str | None, int]:
+        """The declared units, which no label splits."""
+        return {None: self.public_size}
+
+    @property
     def noise_stddev(self) -> float:
         """Standard deviation of the noise on each coordinate, in votes."""
         return self.release.noise_stddev

@@ -94,15 +94,11 @@ class SharePlan(ABC):
     epsilon: float
     delta: float
 
-    if TYPE_CHECKING:  # fields of most plans, properties of others, or not there
+    if TYPE_CHECKING:  # a field of most plans, a property of the others
 
         @property
         def release(self) -> Any:
             """The plan of one release; of the first label if labels split the units."""
-
-        @property
-        def public_size(self) -> int:
-            """Declared units, where no label splits them."""
 
     @property
     def adjacency(self) -> Adjacency:
@@ -116,9 +112,9 @@ class SharePlan(ABC):
         return float(self.release.mechanism.noise_multiplier)
 
     @property
+    @abstractmethod
     def sizes(self) -> Mapping[str | None, int]:
         """Declared units by label; of None where labels do not split them; empty if the plan depends on no size."""
-        return {None: self.public_size}
 
     @property
     @abstractmethod

@@ -65,6 +65,11 @@ class RowsPlan(SharePlan):
     public_size: int
 
     @property
+    def sizes(self) -> Mapping[str | None, int]:
+        """The declared units, which no label splits."""
+        return {None: self.public_size}
+
+    @property
     def implementation_delta(self) -> float:
         """Declared gap between ideal and drawn noise over all releases."""
         return self.release.implementation_delta(self.max_queries, width=self.width)

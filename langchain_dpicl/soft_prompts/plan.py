@@ -67,6 +67,11 @@ class TrainingPlan(SharePlan):
     expected_batch_size: int
 
     @property
+    def sizes(self) -> Mapping[str | None, int]:
+        """The declared units, which no label splits."""
+        return {None: self.public_size}
+
+    @property
     def sampling_rate(self) -> float:
         """Probability that a unit is in the sample of a step."""
         return self.release.sampler.sampling_rate
