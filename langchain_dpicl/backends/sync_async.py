@@ -459,13 +459,19 @@ class Blocking(Call):
         super().__init__(action, partial(run_in_thread, action))
 
 
-class Walk(Call):
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Walk:
     """Runs an effect generator, which `begin` makes, to its end."""
 
-    __slots__ = ()
+    begin: Callable[[], EffectGenerator[Any]]
 
-    def __init__(self, begin: Callable[[], EffectGenerator[Any]]) -> None:
-        super().__init__(lambda: run_sync(begin()), lambda: run_async(begin()))
+    def run(self) -> Any:
+        """Runs, blocking."""
+        return run_sync(self.begin())
+
+    async def arun(self) -> Any:
+        """Runs, awaiting."""
+        return await run_async(self.begin())
 
 
 async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
