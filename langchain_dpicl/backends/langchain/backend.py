@@ -200,6 +200,11 @@ class LangChainBackend(TextEngine):
         """Returns the text of tokens; the end decodes to nothing, invalid UTF-8 is replaced."""
         return _bytes(tokens).decode("utf-8", "replace")
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model takes messages, so that its answers begin without a space."""
+        return self._model.is_chat
+
     def spell(self, text: str) -> list[Token]:
         """Returns the tokens of a public text, U+FFFD for one that the tokenizer does not spell.
 

@@ -177,6 +177,7 @@ def tokens_of_vocabulary(
     encode: Callable[[str], Sequence[Token]] | None = None,
     *,
     has_parts: bool = True,
+    is_chat: bool = False,
 ) -> dict[Token, int]:
     """Returns the tokens that begin texts, with the place of their label, as `tokens_of_bytes`.
 
@@ -192,11 +193,9 @@ def tokens_of_vocabulary(
         place = own.get(LOST if "\ufffd" in word else word.encode())
         if place is not None:
             label_of[token] = place
-    if any(isinstance(token, bytes) for token, _ in spelled):
+    if has_parts and any(isinstance(token, bytes) for token, _ in spelled):
         label_of |= {token: place for token, place in own.items() if not is_whole(token)}
-    served = set(label_of.values())
-    if encode is not None:
-        served &= _served(labels, own, encode)
+    served = set(label_of.values()) & _served(labels, own, known, is_chat=is_chat, is_whole_known=encode is not None)
     return _each_has_one(labels, label_of, served)
 
 
@@ -205,6 +204,7 @@ def tokens_of_bytes(
     encode: Callable[[str], Sequence[Token]] | None = None,
     *,
     has_parts: bool = True,
+    is_chat: bool = False,
 ) -> dict[Token, int]:
     """Returns the tokens that begin texts, of all byte strings that may be such a token, with the place of their label.
 
@@ -220,16 +220,17 @@ def tokens_of_bytes(
       and "The" where the text is not written so), unless it is the text's own first word. "in" without a space and "IN"
       count: "in|voice" and "IN|VOICE" begin so, and an answer in words does not. So does " Out", cut " Out|age".
 
-    A label needs a first token of its own as it is written, with a space in front and without where both are known:
-    chat models write none, completion models one.
+    A label needs a first token of its own as it is written, with a space in front or without; of a chat model, without
+    where that is known.
 
     Args:
       labels: the texts of each label.
       encode: the model's tokenizer; None: unknown, so that first tokens end where those of usual tokenizers do.
       has_parts: whether the engine reports parts of characters; others may decode every token that they score.
+      is_chat: whether the model's answers begin without a space.
     """
     own = _own_beginnings(labels, encode, has_parts)
-    return _each_has_one(labels, own, _served(labels, own, encode), _GUESSED if encode is None else "")
+    return _each_has_one(labels, own, _served(labels, own, encode, is_chat=is_chat), _GUESSED if encode is None else "")
 
 
 def _each_has_one(
@@ -276,15 +277,26 @@ def _own_beginnings(
 
 
 def _served(
-    labels: Sequence[Sequence[str]], own: Mapping[bytes, int], encode: Callable[[str], Sequence[Token]] | None
+    labels: Sequence[Sequence[str]],
+    own: Mapping[bytes, int],
+    encode: Callable[[str], Sequence[Token]] | None,
+    *,
+    is_chat: bool,
+    is_whole_known: bool = True,
 ) -> set[int]:
-    """Returns the labels with a first token of their own, as rows show them, in each form of which one is known."""
+    """Returns the labels with a known first token of their own as rows show them, in the form that the model writes.
+
+    Unless `is_whole_known`, also those with a text of which none is known.
+    """
     served = set()
     for place, texts in enumerate(labels):
-        first = [token for text in texts for form in _forms(text) for token in _first_tokens(form, encode)]
-        first = first or [token for text in _all_spellings([texts]) for token in _first_tokens(text, encode)]
-        forms = {token.startswith(b" ") for token in first}
-        if forms and forms == {token.startswith(b" ") for token in first if own.get(token) == place}:
+        of_texts = [[token for form in _forms(text) for token in _first_tokens(form, encode)] for text in texts]
+        first = [*chain(*of_texts)]
+        if is_whole_known:
+            first = first or [token for text in _all_spellings([texts]) for token in _first_tokens(text, encode)]
+        plain = [token for token in first if not token.startswith(b" ")]
+        written = plain if is_chat and plain else first
+        if any(own.get(token) == place for token in written) or not (is_whole_known or all(of_texts)):
             served.add(place)
     return served
 
@@ -620,11 +632,11 @@ def _or_other(row: list[float]) -> list[float]:
 
 
 def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> dict[Token, int]:
-    has_parts = isinstance(engine, FirstTokenBackend)
-    read: Callable[..., dict[Token, int]] = partial(tokens_of_bytes, labels, has_parts=has_parts)
+    has_parts, is_chat = isinstance(engine, FirstTokenBackend), bool(getattr(engine, "is_chat", False))
+    read: Callable[..., dict[Token, int]] = partial(tokens_of_bytes, labels, has_parts=has_parts, is_chat=is_chat)
     if engine.max_top_k is None:
         spelled = [(key, engine.decode([key])) for key in engine.vocabulary()]
-        read = partial(tokens_of_vocabulary, labels, spelled, has_parts=has_parts)
+        read = partial(tokens_of_vocabulary, labels, spelled, has_parts=has_parts, is_chat=is_chat)
     elif not isinstance(engine.eos, bytes):
         raise CapabilityError(
             f"expected top tokens with their bytes as keys, found keys of type {type(engine.eos).__name__}: without a "

@@ -289,6 +289,10 @@ class TestTokensOfAVocabulary:
         labels = [["返品"], ["配送"], ["連絡"]]
         found = tokens_of_vocabulary(labels, [(text.encode(), text) for text in ("返", "配", "連")])
         assert (found[b"\xe8"], found[b" \xe9\x85"], found[b"\xe9"], found[LOST]) == (0, 1, NO_LABEL, NO_LABEL)
+        only_listed = tokens_of_vocabulary(
+            labels, [(b"\xe8\xbf\x94", "返"), (b"x", "配"), (b"y", "連")], has_parts=False
+        )
+        assert only_listed == {"返".encode(): 0, b"x": 1, b"y": 2}  # no engine is asked for others
         by_number = tokens_of_vocabulary(labels, vocabulary("返", "配", "連", "\ufffd", " \ufffd"))
         assert by_number == {0: 0, 1: 1, 2: 2, 3: NO_LABEL, 4: NO_LABEL}
 
@@ -447,8 +451,8 @@ class TestTokensOfBytes:
         assert [token for token in own if token.endswith((b"s", b"st"))] == [b"Ast", b" Ast"]
         assert found[b" Asth"] == found[b"AST"] == found[b"asth"] == 0
 
-    def test_a_label_needs_a_token_as_it_is_written_with_a_space_in_front_and_without(self) -> None:
-        """Chat models write none, completion models one; rows show "card"."""
+    def test_a_label_needs_a_token_as_it_is_written_with_a_space_in_front_or_without(self) -> None:
+        """Chat models write none; rows show "card"."""
 
         def letters_but_of(*words: str) -> Callable[[str], list[bytes]]:
             return lambda text: [(text if text in words else re.match(" ?.", text)[0]).encode()]
@@ -456,9 +460,11 @@ class TestTokensOfBytes:
         labels = [["card"], ["fee", "cash"]]
         found = tokens_of_bytes(labels, letters_but_of("card", " card", " cash"))
         assert [found[token] for token in (b"card", b" card", b" cash", b"f", b"c")] == [0, 0, 1, 1, 1]
-        for words in (("card",), (" card",), ("Card", " Card", "CARD", " CARD")):
+        assert tokens_of_bytes(labels, letters_but_of("card"), is_chat=True)[b"card"] == 0
+        assert tokens_of_bytes(labels, letters_but_of(" card"))[b" card"] == 0
+        for words, is_chat in (((" card",), True), (("Card", " Card", "CARD", " CARD"), False)):
             with pytest.raises(ConfigurationError, match="'card'"):
-                tokens_of_bytes(labels, letters_but_of(*words))
+                tokens_of_bytes(labels, letters_but_of(*words), is_chat=is_chat)
         assert tokens_of_bytes(labels, cut(r" |\w+"))[b"card"] == 0  # the space is a token of its own
         labels, over = [["Overdraft"], ["Overdue"]], cut(r" ?(?:Over|\w+)")  # whatever "overdraft" begins with
         with pytest.raises(ConfigurationError, match=r"'Overdraft'.*'Overdue'"):
@@ -466,7 +472,9 @@ class TestTokensOfBytes:
         with pytest.raises(ConfigurationError, match=r"'Overdraft'.*'Overdue'"):
             tokens_of_vocabulary(labels, vocabulary(" Over", " overdraft", " overdue"), over)
         with pytest.raises(ConfigurationError, match="'card'"):
-            tokens_of_vocabulary([["card"], ["cash"]], vocabulary(" card", "ca", " cash"), letters_but_of(" card"))
+            tokens_of_vocabulary(
+                [["card"], ["cash"]], vocabulary(" card", "ca", " cash"), letters_but_of(" card"), is_chat=True
+            )
 
     def test_no_other_spelling_takes_the_first_token_of_a_label_as_it_is_written(self) -> None:
         found = tokens_of_bytes([["I"], ["II"], ["No"], ["Normal"]], cut(r" ?(?:I+|No(?!r)|[A-Z][a-z]+|\w)"))
