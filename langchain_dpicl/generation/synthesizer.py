@@ -580,6 +580,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         self, events: RunEvents, draft: PartialText, length: int, *shown: Any
     ) -> AbstractContextManager[ReleaseBlock]:
         self._reserve(draft, events)
+        draft.spent[draft.segment, length] += 1
         ticket = next(block.reservation for block in draft.tickets[draft.segment] if block.length == length)
         return self._blocks.open(draft, length, ticket, *shown)
 
@@ -743,9 +744,9 @@ class DraftRun(ReleaseRun[Item, Result]):
             remaining = sum(self.share.remaining(ticket.template, label=ticket.label) for ticket in tickets)
             msg = (
                 f"{self.component!r}: requested {missing} {self._item_name}s, found none; remaining tickets: "
-                f"{remaining}. Each is empty, or its tickets were lost, or used by another run, which has it. What was "
-                "released is kept. If they are empty, change the instruction, the stop strings or the model; declare "
-                "another component for more."
+                f"{remaining}. Each is empty, or its tickets were lost, or used by another run. What this run released "
+                "is in `result`, with its report. If they are empty, change the instruction, the stop strings or the "
+                "model; declare another component for more."
             )
             raise PrivacyBudgetExceededError(msg, requested=missing, remaining=remaining)
         if missing and not self._has_told:  # a warning that is made an error would lose what is paid for

@@ -26,7 +26,7 @@ import pytest
 
 from langchain_dpicl import Budget, Decoding, DPVotingRunnable, LabelAnswers, PrivateExamples
 from langchain_dpicl.backends.base import RowHint
-from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.cli import main as cli
 from langchain_dpicl.cli.inputs import METHODS, as_typed, component_of, read_toml, settings_of
 from langchain_dpicl.cli.main import main
@@ -45,6 +45,7 @@ from tests.check_coverage import shares
 from tests.faults.children import Child
 from tests.scripted_models import ScriptedChat
 
+ENDS = FakeBackend(scripted(), vocabulary=["my"])
 TWO = ("--set", "guess.labels=2")
 THREE = ("--set", "guess.labels=3")
 CHECKS = {
@@ -1228,6 +1229,16 @@ class TestAnInterruptedRun:
             assert "remaining" in said
             assert ("used by another run" in said) == bool(kept)
             assert not out.exists()
+
+    @pytest.mark.parametrize("more", [(), ("--set", "rows.sampling=disjoint")])
+    def test_a_run_whose_paid_texts_are_all_empty_saves_its_report(
+        self, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+    ) -> None:
+        out = tmp_path / "out.json"
+        assert generate(records, out, *more, model=f"{__name__}:ENDS") == 3
+        assert "What this run released is in `result`, with its report." in capsys.readouterr().err
+        released = ReleasedDemonstrations.load(out)
+        assert (released.examples, released.epsilon) == ((), 3.0)
 
     def test_goes_on_with_its_checkpoint_and_saves_into_the_same_file(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -136,6 +136,12 @@ class TestARunWithWorkers:
         assert "requested 1 more, remaining 0" in capsys.readouterr().err
         assert len(json.loads((folder / "out.json").read_text())["examples"]) == 3
 
+    @pytest.mark.usefixtures("folder", "crews")
+    def test_whose_texts_are_all_empty_saves_its_report(self) -> None:
+        ends = ("--model", "tests.unit_tests.cli.test_cli:ENDS")
+        assert main(command("--ray", "--ledger", "ledger.db", "--quiet", model=ends)) == 3
+        assert json.loads(Path("out.json").read_text())["examples"] == []
+
     def test_is_saved_where_the_ledger_is_out_at_its_end(
         self, folder: Path, crews: list[Crew], monkeypatch: pytest.MonkeyPatch
     ) -> None:
