@@ -796,7 +796,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             call.tick()
         # Every ticket burnt without a release: there is nothing to return.
         if not item.rounds:
-            raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
+            said = "each round of a label failed after its ticket burnt, or its ticket was used by another run"
+            raise ModelCallError(f"{said}; declare another component")
         item.done = True
         # The private vectors of a label are not needed for the next one.
         self._nearest.forget()

@@ -751,7 +751,7 @@ class DraftRun(ReleaseRun[Item, Result]):
             raise PrivacyBudgetExceededError(msg, requested=missing, remaining=remaining)
         if missing and not self._has_told:  # a warning that is made an error would lose what is paid for
             self._has_told = True
-            said = "%s: %d of %d %ss are left out: each is empty, or its tickets were lost."
+            said = "%s: %d of %d %ss are left out: each is empty, or its tickets were lost, or used by another run."
             logger.warning(said, self.component, missing, texts, self._item_name)
 
     def _show(self, bar: Any) -> None:

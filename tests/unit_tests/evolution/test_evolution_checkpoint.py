@@ -72,6 +72,10 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
     assert third.is_finished
     assert third.run(progress=False).examples == released.examples
     assert charged(budget) == 6
+    process.file.unlink()
+    other, _ = process.start(llm=dying(0))
+    with pytest.raises(RunInterruptedError, match="or its ticket was used by another run; declare another component"):
+        other.run(progress=False)
 
 
 def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
