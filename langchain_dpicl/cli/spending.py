@@ -7,6 +7,8 @@ import base64
 import contextlib
 import dataclasses
 import json
+import os
+import secrets
 import signal
 import sys
 import threading
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._plain_files import check_path
+from langchain_dpicl._plain_files import check_path, faults_of
 from langchain_dpicl.cli.inputs import (
     Settings,
     add_flags,
@@ -433,15 +435,12 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
 
 def save_or_print(released: Any, call: Call) -> None:
     """Saves what was released; prints it, since it is paid for, if that fails or another command wrote to --out."""
+    from langchain_dpicl.released.soft_prompt import SoftPrompt
+
     out, say, complain = call.arguments.out, call.say, call.complain
     try:
-        if call.stamp() not in {None, call.found}:
-            advice = "It may be paid for, and stays. What this command released is printed: keep that elsewhere."
-            raise fail("--out", "a file that no other command writes meanwhile", str(out), advice)
-        released.save(out)
+        _save(released, call, is_new=not (isinstance(released, SoftPrompt) or os.path.lexists(out)))
     except (OSError, ConfigurationError):
-        from langchain_dpicl.released.soft_prompt import SoftPrompt
-
         if isinstance(released, SoftPrompt):  # its JSON has digests in place of its numbers
             files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
             say(json.dumps({"files_in_base64": files}))
@@ -449,6 +448,33 @@ def save_or_print(released: Any, call: Call) -> None:
         else:
             say(str(released.to_json()))
         raise
+
+
+def _save(released: Any, call: Call, *, is_new: bool) -> None:
+    """Saves what was released; a new name is linked, which fails where another command has taken it by then."""
+    out, advice = call.arguments.out, "What this command released is printed: keep that elsewhere."
+    check_unchanged(call, advice)
+    if not is_new:
+        released.save(out)
+        return
+    part = out.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with faults_of(out):
+            released.save(part)
+            try:
+                out.hardlink_to(part)
+            except (OSError, NotImplementedError):  # the name is taken, or there are no links here
+                check_unchanged(call, advice)
+                part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_unchanged(call: Call, advice: str) -> None:
+    """Refuses to replace what another command wrote to --out meanwhile."""
+    if call.stamp() not in {None, call.found}:
+        advice = f"It may be paid for, and stays. {advice}"
+        raise fail("--out", "a file that no other command writes meanwhile", str(call.arguments.out), advice)
 
 
 def json_line(value: dict[str, Any]) -> str:

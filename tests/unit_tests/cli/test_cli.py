@@ -1017,21 +1017,41 @@ class TestTheTargetFile:
         assert len(released.examples) == 2
         assert released.epsilon <= 3.0
 
+    @pytest.mark.parametrize(("kind", "name"), [(DemonstrationSynthesizer, "stream"), (ReleasedDemonstrations, "save")])
     def test_that_another_command_writes_meanwhile_stays_and_the_result_is_printed(
-        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        records: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        *,
+        kind: Any,
+        name: str,
     ) -> None:
-        streamed, out = DemonstrationSynthesizer.stream, tmp_path / "out.json"
+        ours, out = getattr(kind, name), tmp_path / "out.json"
 
-        def beside(self: DemonstrationSynthesizer, **options: Any) -> Iterator[Any]:
+        def beside(*given: Any, **options: Any) -> Any:
             out.write_text("of another command")
-            return streamed(self, **options)
+            return ours(*given, **options)
 
-        monkeypatch.setattr(DemonstrationSynthesizer, "stream", beside)
+        monkeypatch.setattr(kind, name, beside)
         assert generate(records, out, "--quiet") == 2
         captured = capsys.readouterr()
         assert "--out: expected a file that no other command writes meanwhile, found" in captured.err
         assert out.read_text() == "of another command"
         assert len(ReleasedDemonstrations.from_json(captured.out).examples) == 2
+        assert {path.name for path in tmp_path.iterdir()} == {"out.json", "records.jsonl"}
+
+    def test_is_written_where_the_file_system_has_no_links(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", fail)
+        assert generate(records, tmp_path / "out.json", "--quiet") == 0
+        assert len(ReleasedDemonstrations.load(tmp_path / "out.json").examples) == 2
+        assert {path.name for path in tmp_path.iterdir()} == {"out.json", "records.jsonl"}
 
 
 class TestTheAnchorOption:
