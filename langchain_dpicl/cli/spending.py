@@ -375,6 +375,7 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
     arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
+    check_unchanged(call)
     if not has_workers and arguments.out.is_file() and holds_something(arguments.out):
         check_newest(run.result, arguments.out, call.settings.method)
     try:
@@ -470,7 +471,7 @@ def _save(released: Any, call: Call, *, is_new: bool) -> None:
         part.unlink(missing_ok=True)
 
 
-def check_unchanged(call: Call, advice: str) -> None:
+def check_unchanged(call: Call, advice: str = "This command charged nothing: name another file.") -> None:
     """Refuses to replace what another command wrote to --out meanwhile."""
     if call.stamp() not in {None, call.found}:
         advice = f"It may be paid for, and stays. {advice}"

@@ -37,6 +37,7 @@ from langchain_dpicl.cli.spending import (
     budget_of,
     check_public,
     check_target,
+    check_unchanged,
     dry_run,
     json_line,
     new_command,
@@ -417,10 +418,11 @@ def _check_chain_model(settings: Settings) -> None:
 
 def _released(call: Call, release: Any, *chains: Any, **asked: Any) -> int:
     settings, arguments = call.settings, call.arguments
-    budget = budget_of(settings)
+    budget, private = budget_of(settings), private_examples(settings)
+    check_unchanged(call)
     result = release(
         *chains,
-        private_examples(settings),
+        private,
         budget=budget,
         progress=call.progress,
         sample=_sample(call),

@@ -28,7 +28,7 @@ from langchain_dpicl import Budget, Decoding, DPVotingRunnable, LabelAnswers, Pr
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.cli import main as cli
-from langchain_dpicl.cli.inputs import METHODS, as_typed, component_of, read_toml, settings_of
+from langchain_dpicl.cli.inputs import METHODS, as_typed, component_of, private_examples, read_toml, settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import money_text, toml_lines
 from langchain_dpicl.cli.spending import Call, json_line, release
@@ -1041,6 +1041,25 @@ class TestTheTargetFile:
         assert out.read_text() == "of another command"
         assert len(ReleasedDemonstrations.from_json(captured.out).examples) == 2
         assert {path.name for path in tmp_path.iterdir()} == {"out.json", "records.jsonl"}
+
+    def test_that_another_command_writes_while_records_are_read_stays_before_anything_is_charged(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "out.json"
+
+        def beside(settings: Any) -> PrivateExamples:
+            out.write_text("of another command")
+            return private_examples(settings)
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise AssertionError("it ran")
+
+        monkeypatch.setattr("langchain_dpicl.cli.runs.private_examples", beside)
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", fail)
+        assert generate(records, out) == 2
+        said = capsys.readouterr()
+        assert "It may be paid for, and stays. This command charged nothing: name another file." in said.err
+        assert (said.out, out.read_text()) == ("", "of another command")
 
     def test_is_written_where_the_file_system_has_no_links(
         self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

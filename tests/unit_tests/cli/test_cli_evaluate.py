@@ -6,10 +6,12 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from langchain_dpicl import verify_report
+from langchain_dpicl import PrivateExamples, verify_report
+from langchain_dpicl.cli.inputs import private_examples
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.privacy.extensions.outcome_counts import part_of
 
@@ -70,6 +72,21 @@ def test_a_prompt_is_measured_saved_and_recomputed(here: Path, capsys: pytest.Ca
     assert {tuple(cell): count for *cell, count in found["counts"]}["card", "card"] > 200
     assert "95 %" in said.out
     assert CANARY not in said.out + said.err + saved
+
+
+def test_nothing_is_charged_where_another_command_writes_the_target_first(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def beside(settings: Any) -> PrivateExamples:
+        (here / "out.json").write_text("of another command")
+        return private_examples(settings)
+
+    monkeypatch.setattr("langchain_dpicl.cli.vote.private_examples", beside)
+    assert dpicl("evaluate", "--prompt", "good.txt", "--out", "out.json") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "It may be paid for, and stays. This command charged nothing: name another file." in said.err
+    assert (here / "out.json").read_text() == "of another command"
 
 
 def test_a_baseline_gives_a_difference(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
