@@ -72,10 +72,10 @@ if TYPE_CHECKING:
 
 _NOTES_OF_VOTE = f"""\
 {SEES_RECORDS} Questions are public: nothing hides them.
-Each answer takes one of --max-queries tickets, by default one for each different question. Several runs share the
-tickets of one --component: give all of them the same --max-queries. An answer that stands in the file of --memo is
-free. Answers are printed one a line and added to --out as JSON lines, each as soon as it is released. A run without
-tickets left stops with exit code 3.
+Each answer takes one of --max-queries tickets, by default one for each different question, or one for each question
+where more than serving.memo_size (256) are different. Several runs share the tickets of one --component: give all of
+them the same --max-queries. An answer that stands in the file of --memo is free. Answers are printed one a line and
+added to --out as JSON lines, each as soon as it is released. A run without tickets left stops with exit code 3.
 
 {BUDGET_NOTES}"""
 _SOURCES = {"release": "", "memo": " (from the memo, free)", "zero-shot": " (zero-shot, without the records)"}
@@ -119,9 +119,9 @@ def _warn_of_few_tickets(count: int, settings: Settings) -> None:
     """Warns, before the first ticket burns, that the share does not pay for all questions."""
     serving, tickets = settings.get("serving") or Serving(), settings.get("max_queries")
     if isinstance(tickets, int) and count > tickets and serving.on_exhausted == "raise":
-        said = f"--max-queries: {count:,} questions to pay for, and tickets for {tickets:,}; the others are answered"
+        said = f"--max-queries: up to {count:,} questions to pay for, and tickets for {tickets:,}; the others are"
         advice = "Raise it, leave it out, or give Serving(on_exhausted='zero_shot')"
-        warnings.warn(f"{said} from a memo or not at all. {advice}", stacklevel=2)
+        warnings.warn(f"{said} answered from a memo or not at all. {advice}", stacklevel=2)
 
 
 def _answer(call: Call, queries: Sequence[Any]) -> int:
@@ -188,7 +188,7 @@ def _line(query: Any, result: VotingResult) -> str:
 
 
 def _queries(asked: Sequence[Any], settings: Settings) -> tuple[list[Any], int]:
-    """Returns questions as the component takes them, and how many of them it charges for, equal ones once.
+    """Returns questions as the component takes them, and how many of them it charges for at most.
 
     Refuses one that could not be asked, before any is paid for.
     """

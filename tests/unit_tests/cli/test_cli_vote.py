@@ -15,6 +15,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.vote import _appending, _check_added_to
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.options import Serving
 from langchain_dpicl.voting import DPVotingRunnable
 from tests.other_shells import OtherShells
 
@@ -422,6 +423,10 @@ def test_equal_questions_take_one_ticket_unless_the_first_answer_is_forgotten(
     assert json.loads(capsys.readouterr().out)["plan"]["max_queries"] == count
     assert vote(*asked) == 0
     assert "of voting: 0 tickets" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["vote", "--help-all"])
+    told = f"one for each question where more than serving.memo_size ({Serving().memo_size}) are different"
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
@@ -432,8 +437,8 @@ def test_questions_without_a_ticket_are_told_before_the_first_one_is_paid_for(
     assert vote(*asked, "--max-queries", "1", *more) == (0 if more else 3)
     note, *rest = capsys.readouterr().err.splitlines()
     assert note == (
-        "dpicl: note: --max-queries: 2 questions to pay for, and tickets for 1; the others are answered from a memo or "
-        "not at all. Raise it, leave it out, or give serving.on_exhausted=zero_shot (--set, or the settings file)"
+        "dpicl: note: --max-queries: up to 2 questions to pay for, and tickets for 1; the others are answered from a "
+        "memo or not at all. Raise it, leave it out, or give serving.on_exhausted=zero_shot (--set, or the settings file)"
     )
     assert any("take serving.on_exhausted=zero_shot (--set" in line for line in rest) == (not more)
     for enough in (("--max-queries", "2"), (), ("--max-queries", "1", "--set", "serving.on_exhausted=zero_shot")):
