@@ -391,8 +391,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     finally:
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
-        is_whole = run.is_finished and (has_ended or has_workers)  # workers finish no text that nobody paid for
-        has_some = has_some or is_whole or _holds_paid(run, call.settings.method)
+        has_some = has_some or _holds_paid(run, call.settings.method)
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result, call.settings.method)):
             save_or_print(run.result, call)
@@ -408,13 +407,11 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
 
 
 def _holds_paid(run: Any, method: str) -> bool:
-    """Whether a run holds what was paid for and it has not yielded: words, empty texts, what its checkpoint holds."""
-    if any(getattr(run, name, None) for name in ("topics", "step", "demonstrations")):
+    """Whether a run holds what was paid for and it has not yielded: words without pairs, what its checkpoint holds."""
+    if run.is_finished or any(getattr(run, name, None) for name in ("topics", "step", "demonstrations")):
         return True
-    items = run._items  # noqa: SLF001  `result` may raise instead
-    if any(getattr(item, "words", ()) or (run.is_finished and getattr(item, "spent", ())) for item in items):
-        return True
-    return (run.is_finished or method in _GROWS) and _is_paid(run.result, method)
+    has_words = any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
+    return has_words or (method in _GROWS and _is_paid(run.result, method))
 
 
 def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:

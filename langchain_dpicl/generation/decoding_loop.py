@@ -295,8 +295,8 @@ class BlockTickets:
 class PartialText:
     """A partial demonstration, the `number`-th of its label; holds released and public values only.
 
-    `spent` counts its tickets, by segment and block length; or its blocks, where one ticket pays for all texts of a
-    label.
+    `spent` counts its tickets by segment and block length, where they are reserved one by one; or its blocks, where one
+    ticket pays for all texts of a label.
     """
 
     label: str | None

@@ -580,7 +580,6 @@ class DraftRun(ReleaseRun[Item, Result]):
         self, events: RunEvents, draft: PartialText, length: int, *shown: Any
     ) -> AbstractContextManager[ReleaseBlock]:
         self._reserve(draft, events)
-        draft.spent[draft.segment, length] += 1
         ticket = next(block.reservation for block in draft.tickets[draft.segment] if block.length == length)
         return self._blocks.open(draft, length, ticket, *shown)
 
