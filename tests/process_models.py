@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -150,6 +151,13 @@ def environment(names: str) -> FakeBackend:
     """An engine that answers with which of some environment variables it sees."""
     seen = {f" {name}": 0.1 for name in names.split(",") if name in os.environ}
     return FakeBackend(scripted(seen or {" none": 1.0}), max_top_k=8)
+
+
+def closes_the_current_loop() -> FakeBackend:
+    """Takes the event loop that there is while it is made; newer versions of Python make none."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_event_loop().close()
+    return mortal()
 
 
 def only_once(mark: str) -> FakeBackend:

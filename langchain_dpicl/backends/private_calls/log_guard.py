@@ -400,7 +400,7 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_al
     # others set on that one later.
     kind = type(loop)
     for each in kind.__mro__:
-        kind = each if each.__flags__ & _IN_PYTHON else kind
+        kind = each if each.__flags__ & _IN_PYTHON and hasattr(each, "run_in_executor") else kind
         if "run_in_executor" in vars(each):
             break
     if kind not in _LOOPS:

@@ -291,6 +291,7 @@ def _facts(engine: Any) -> dict[str, Any]:
         "max_top_k": engine.max_top_k if is_writer else None,
         "eos": engine.eos if is_writer else None,
         "room": getattr(engine, "room", None) if is_writer else None,
+        "is_chat": bool(getattr(engine, "is_chat", False)),
         "fingerprint": getattr(engine, "tokenizer_fingerprint", None) if is_writer else None,
         "hosts": ["a process of its own" if host == PROCESS else host for host in recipients(engine)],
     }

@@ -324,6 +324,10 @@ class _Continued(ProcessEngine):
 class _Spell(ProcessEngine):
     """Says which tokens a public text has, where its tokenizer is known."""
 
+    @property
+    def is_chat(self) -> bool:
+        return bool(self._facts["is_chat"])
+
     def spell(self, text: str) -> list[Token]:
         return list(self._now("spell", text))
 

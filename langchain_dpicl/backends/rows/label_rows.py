@@ -284,7 +284,7 @@ def _served(
     is_chat: bool,
     is_whole_known: bool = True,
 ) -> set[int]:
-    """Returns the labels with a known first token of their own as rows show them, in the form that the model writes.
+    """Returns the labels with a known first token of their own as rows show them; a chat model puts no space in front.
 
     Unless `is_whole_known`, also those with a text of which none is known.
     """

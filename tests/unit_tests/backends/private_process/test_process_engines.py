@@ -114,6 +114,8 @@ def test_it_says_whether_the_tokenizer_there_is_known() -> None:
     engine: Any = as_backend(shared(process_models.chat))
     with pytest.raises(CapabilityError, match=r"the tokenizer of .* is unknown"):
         engine.spell(" red")
+    there: Any = as_backend(shared(process_models.completion))
+    assert (engine.is_chat, there.is_chat) == (True, False)
 
 
 @pytest.mark.parametrize("place", ["tokens", "choices", "texts"])

@@ -551,6 +551,11 @@ class TestTheStart:
         assert len(pids) == 2
         until(lambda: not any(map(is_running, pids)))
 
+    @pytest.mark.filterwarnings("ignore:There is no current event loop")
+    def test_leaves_the_current_event_loop_to_the_model(self) -> None:
+        with PrivateProcess(process_models.closes_the_current_loop) as process:
+            assert as_backend(process).top_tokens("any", [], top_k=1)
+
     @pytest.mark.usefixtures("quick_starts")
     def test_raises_the_errors_that_the_model_raises_here(self) -> None:
         with PrivateProcess(process_models.busy_inside) as process, pytest.raises(UnsilencableModelError, match="Busy"):
@@ -585,10 +590,10 @@ class TestTheStart:
         dropped = ["OTEL_SERVICE_NAME", "LANGSMITH_TRACING", "SENTRY_DSN", "DD_TRACE_ENABLED", "PYTHONSTARTUP"]
         for name in [*dropped, "OPENAI_API_KEY"]:
             monkeypatch.setenv(name, "x")
-        names = ",".join([*dropped, "OPENAI_API_KEY"])
+        names = ",".join([*dropped, "OPENAI_API_KEY", "DPICL_PRIVATE_PROCESS"])  # so its workers start no other
         with PrivateProcess("tests.process_models:environment", names=names) as process:
             found = dict(as_backend(process).top_tokens("any", [], top_k=8))
-        assert [token for token in found if token] == [b" OPENAI_API_KEY"]
+        assert {token for token in found if token} == {b" OPENAI_API_KEY", b" DPICL_PRIVATE_PROCESS"}
 
     def test_that_is_interrupted_leaves_no_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begun: list[connection.Connection] = []
