@@ -181,12 +181,12 @@ def tokens_of_vocabulary(
 ) -> dict[Token, int]:
     """Returns the tokens that begin texts, with the place of their label, as `tokens_of_bytes`.
 
-    A spelling whose first word is a token is known to begin with it. Where tokens are bytes, parts of characters are
-    among them if `has_parts`, as engines do not list these.
+    A spelling that is a token, or whose first word is, is known to begin with it. Where tokens are bytes, parts of
+    characters are among them if `has_parts`, as engines do not list these.
     """
     spelled = [(token, word if (word := text.lstrip()) == text else f" {word}") for token, text in decoded]
     words = {word for _, word in spelled}
-    known = encode or (lambda text: [word.encode() for word in words & {_first_word(text)}])
+    known = encode or (lambda text: [word.encode() for word in (text, _first_word(text)) if word in words])
     own = _own_beginnings(labels, known, has_parts)
     label_of: dict[Token, int] = {}
     for token, word in spelled:

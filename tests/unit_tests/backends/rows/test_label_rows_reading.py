@@ -308,9 +308,9 @@ class TestTokensOfAVocabulary:
         found = tokens_of_vocabulary([["In", "Outside"], [other]], tokens)
         assert found == {0: NO_LABEL, 1: NO_LABEL, 2: 1, 3: 0}
 
-    def test_a_word_that_another_label_may_begin_with_serves_no_label_though_its_upper_case_is_left(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"for \[\['auto'\]\]"):
-            tokens_of_vocabulary([["auto"], ["automobile"], ["home"]], vocabulary("auto", "AUTO", "autom", "home"))
+    def test_a_text_that_is_a_token_begins_with_it_though_its_first_word_is_one_too(self) -> None:
+        found = tokens_of_vocabulary([["Q1"], ["Q2"], ["I"]], vocabulary("Q", "Q1", "Q2", "I"))
+        assert found == {0: NO_LABEL, 1: 0, 2: 1, 3: 2}
 
     def test_another_text_may_serve_a_label(self) -> None:
         known = vocabulary("card", "fee", "pay")
