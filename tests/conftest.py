@@ -29,6 +29,10 @@ from tests.hang_guard import HangGuard
 from tests.ordering import shuffled
 from tests.traced import is_traced
 
+# It keeps the class of sockets that it finds when it is imported: in a test that closes sockets, that of closed ones.
+with contextlib.suppress(ImportError):  # Windows
+    importlib.import_module("uvloop")
+
 # Ray lets its workers run only when nothing else wants the processor, and starts some that nobody asked for: on a busy
 # machine a test of a cluster took minutes of waiting.
 os.environ.setdefault("RAY_worker_niceness", "0")
