@@ -273,6 +273,10 @@ class TestTokensOfAVocabulary:
             tokens_of_vocabulary(tuple(map(tuple, labels)), known)
         assert 'votes="text"' in str(caught.value)
 
+    def test_a_label_that_is_read_in_a_form_nobody_writes_alone_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"for \[\['us'\]\]"):
+            tokens_of_vocabulary([["us"], ["use"], ["home"]], vocabulary("us", "US", "USE", "home"))
+
     def test_words_that_begin_any_answer_are_no_labels(self) -> None:
         known = vocabulary(" a", " as", " As", "as", " ast", " or", " ord", "a", "A", "I")
         found = tokens_of_vocabulary([["asthma"], ["order"], ["invoice", "I"]], known)
