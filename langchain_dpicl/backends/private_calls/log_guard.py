@@ -398,9 +398,9 @@ def lend_threads(threads: concurrent.futures.ThreadPoolExecutor | None, *, is_al
     loop = asyncio.get_running_loop()
     # The class that has the method, or the last before one of C, as uvloop's: a copy in the loop's own would hide what
     # others set on that one later.
-    kind = type(loop)
+    kind, method = type(loop), type(loop).run_in_executor
     for each in kind.__mro__:
-        kind = each if each.__flags__ & _IN_PYTHON and hasattr(each, "run_in_executor") else kind
+        kind = each if each.__flags__ & _IN_PYTHON and getattr(each, "run_in_executor", None) is method else kind
         if "run_in_executor" in vars(each):
             break
     if kind not in _LOOPS:

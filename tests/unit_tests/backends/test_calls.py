@@ -726,15 +726,19 @@ class TestBothWays:
             assert [reply.fault for reply in await calls.amany([request("aaa")])] == [None]
 
     @pytest.mark.parametrize(("loops", "kind"), [("asyncio", "SelectorEventLoop"), ("uvloop", "Loop")])
-    @pytest.mark.parametrize("is_traced", [False, True])
-    def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(
-        self, loops: str, kind: str, *, is_traced: bool
-    ) -> None:
+    @pytest.mark.parametrize("above", ["nothing", "a wrapper", "a mixin of typed loops"])
+    def test_work_that_a_model_gives_to_threads_of_its_own_stays_there(self, loops: str, kind: str, above: str) -> None:
         made = getattr(pytest.importorskip(loops), kind)
 
         class Traced(made):
             def run_in_executor(self, *given: Any) -> Any:
                 return made.run_in_executor(self, *given)
+
+        class Mixin(asyncio.AbstractEventLoop):
+            pass
+
+        class Typed(Mixin, made.__base__, asyncio.AbstractEventLoop):
+            pass
 
         own, names = ThreadPoolExecutor(1, thread_name_prefix="the-models"), []
 
@@ -747,7 +751,8 @@ class TestBothWays:
                 return self._generate(*args, **kwargs)
 
         calls = CallPool(silence(HasThreads(answer=ANSWERS)), QUICK, 1)
-        with asyncio.Runner(loop_factory=Traced if is_traced else made) as runner:
+        factory = {"nothing": made, "a wrapper": Traced}.get(above, Typed)
+        with asyncio.Runner(loop_factory=factory) as runner:
             assert [reply.fault for reply in runner.run(calls.amany([request("aaa")]))] == [None]
             assert names == ["the-models", "dpicl-awaited"]
             mark = runner.run(asyncio.to_thread(lambda: threading.current_thread().name))
