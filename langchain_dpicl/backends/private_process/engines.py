@@ -167,6 +167,10 @@ class _Tokens(ProcessEngine):
         return eos
 
     @property
+    def is_chat(self) -> bool:
+        return bool(self._facts["is_chat"])
+
+    @property
     def room(self) -> int | None:
         room: int | None = self._facts["room"]
         return room
@@ -323,10 +327,6 @@ class _Continued(ProcessEngine):
 
 class _Spell(ProcessEngine):
     """Says which tokens a public text has, where its tokenizer is known."""
-
-    @property
-    def is_chat(self) -> bool:
-        return bool(self._facts["is_chat"])
 
     def spell(self, text: str) -> list[Token]:
         return list(self._now("spell", text))
