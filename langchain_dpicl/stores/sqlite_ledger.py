@@ -240,8 +240,7 @@ class SQLiteConnection:
         Raises:
           LedgerUnavailableError: it is not there, the disk failed, or another file or log is in its place.
         """
-        held = None
-        while held is None or held is not self.held:  # closed meanwhile, for a fork: the file is opened anew
+        while True:
             with self.reading():
                 held, is_visible = self.held, is_there()
             if held is None or not is_visible:
@@ -250,9 +249,13 @@ class SQLiteConnection:
                     "place. Nothing is granted."
                 )
             self._wait_for_disk(held)
-        if not held.is_whole:
-            self._give_up()
-            raise self._log_error()
+            with self.lock:
+                if held is not self.held:  # closed meanwhile, for a fork: the file is opened anew
+                    continue
+                if not held.is_whole:
+                    self._give_up()
+                    raise self._log_error()
+                return
 
     def _wait_for_disk(self, held: OpenFiles) -> None:
         fault, failures = "", self._failures

@@ -18,6 +18,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.stores import SQLiteStore, sqlite_file, sqlite_ledger
+from langchain_dpicl.stores.sqlite_file import OpenFiles
 from tests.ledgers import budget, share_of
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
@@ -192,6 +193,29 @@ def test_a_file_closed_for_a_fork_while_the_disk_is_waited_for_is_opened_and_syn
     disk.at_log = close_once
     assert share.reserve("t").entry == 3
     assert disk.calls.count("log") == 2
+
+
+def test_a_file_is_looked_at_while_no_other_thread_can_close_it_for_a_fork(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, share = made(path)
+    share.reserve("t")
+
+    def fork() -> None:
+        if store._link.lock.acquire(blocking=False):
+            store._link.before_fork()
+            store._link.lock.release()
+            store._link.lock.release()
+
+    def look(held: OpenFiles) -> bool:
+        other = threading.Thread(target=fork)
+        other.start()
+        other.join(60)
+        return is_whole(held)
+
+    is_whole = OpenFiles.is_whole.fget
+    monkeypatch.setattr(OpenFiles, "is_whole", property(look))
+    assert share.reserve("t").entry == 3
 
 
 @QUEUED
