@@ -282,7 +282,7 @@ class Request:
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _FAILED = re.compile("[45][0-9]{2}")
-_OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
+_OTHER_LOOP = re.compile(r"event loop|different loop|handler is closed", re.IGNORECASE)  # the last: uvloop
 _BUSY_NAMES = (
     *("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer"),
     # Of httpx and requests, which some integrations do not wrap.

@@ -399,11 +399,15 @@ class TestWaiting:
         assert silence(model).ask(request(), retry=QUICK).fault == "busy"
         assert len(model.seen) == QUICK.max_attempts
 
-    async def test_an_async_client_of_another_event_loop_is_replaced_by_the_blocking_one(self) -> None:
+    @pytest.mark.parametrize(
+        "complaint",
+        ["Event loop is closed", "unable to perform operation on <TCPTransport closed=True>; the handler is closed"],
+    )
+    async def test_an_async_client_of_another_event_loop_is_replaced_by_the_blocking_one(self, complaint: str) -> None:
         class Lost(ScriptedChat):
             async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
                 self.seen.append({"awaited": True})
-                raise RuntimeError("Event loop is closed")
+                raise RuntimeError(complaint)
 
         model = Lost(answer=fixed({"a": 1.0}), raises={TICKET: StatusError("x", status_code=503)}, times={TICKET: 2})
         policy = RetryPolicy(max_attempts=3, first_wait=0.0, max_wait=0.0)  # as many as blocking calls take
