@@ -19,7 +19,7 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options import Decoding, FewShotTask, LabelAnswers, Votes
 from langchain_dpicl.privacy._validate import check_written, fail, plain_or_type
-from langchain_dpicl.privacy.private_examples import PrivateExamples
+from langchain_dpicl.privacy.private_examples import PrivateExamples, label_text
 from langchain_dpicl.release.curator import Record, Render, SlotRenderers
 
 Query: TypeAlias = tuple[str, ...]
@@ -608,7 +608,7 @@ class PublicRecords:
         named = [() if prompt is None else Template.of("example_prompt", prompt).names for prompt in prompts]
         usual = (text_key,) if None in prompts else ()
         fields = tuple(dict.fromkeys((*usual, *(name for names in named for name in names), label_key)))
-        records = read_public(examples, fields, text_key=text_key)
+        records = read_public(examples, fields, text_key=text_key, label_key=label_key)
         found = [record[label_key] for record in records]
         wanted = task.labels if labels is None else labels
         known = distinct_texts("labels", sorted(set(found)) if wanted is None else wanted, least=2)
@@ -625,13 +625,18 @@ def refuse_private(examples: object, instead: str) -> None:
         raise fail("public_examples", "public examples", PrivateExamples, instead)
 
 
-def read_public(examples: object, fields: Sequence[str], *, text_key: str) -> tuple[Mapping[str, str], ...]:
-    """Returns the fields of every example, which have to be text; a Document's content is its `text_key`."""
+def read_public(
+    examples: object, fields: Sequence[str], *, text_key: str, label_key: str | None
+) -> tuple[Mapping[str, str], ...]:
+    """Returns the fields of every example, which have to be text; a Document's content is its `text_key`.
+
+    A label may be an integer or a boolean too: it becomes the text that `labels_as_text` makes of private ones.
+    """
     if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
         raise fail("public_examples", "a list of dicts or Documents", type(examples))
     if not examples:
         raise fail("public_examples", "at least one example", 0)
-    return tuple(_record(place, example, text_key, fields) for place, example in enumerate(examples))
+    return tuple(_record(place, example, text_key, label_key, fields) for place, example in enumerate(examples))
 
 
 def check_known(found: Sequence[str], known: Sequence[str], *, key: str) -> None:
@@ -640,17 +645,19 @@ def check_known(found: Sequence[str], known: Sequence[str], *, key: str) -> None
         raise fail(f"public_examples[{wrong}]", f"a label among {tuple(known)!r} under {key!r}", "another")
 
 
-def _record(place: int, example: object, text_key: str, fields: Sequence[str]) -> dict[str, str]:
+def _record(place: int, example: object, text_key: str, label_key: str | None, fields: Sequence[str]) -> dict[str, str]:
     """Returns the fields of one example, which have to be text."""
     values = {**example.metadata, text_key: example.page_content} if isinstance(example, Document) else example
     if not isinstance(values, Mapping):
         raise fail(f"public_examples[{place}]", "a dict or a Document", type(example))
+    record: dict[str, str] = {}
     for name in fields:
         if name not in values:
             raise fail(f"public_examples[{place}]", f"text under {name!r}", list(values), _OTHER_NAMES)
-        if not isinstance(values[name], str):
+        record[name] = label_text(values[name]) if name == label_key else values[name]
+        if not isinstance(record[name], str):
             raise fail(f"public_examples[{place}]", f"text under {name!r}", type(values[name]))
-    return {name: values[name] for name in fields}
+    return record
 
 
 DEFAULT_STOP = ("\n",)

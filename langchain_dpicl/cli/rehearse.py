@@ -147,11 +147,7 @@ def _examples(settings: Settings, path: Path) -> list[Any]:
             "FILE", "public examples (.jsonl, .csv)", path.name, "A rehearsal goes to --rehearsal of `dpicl try`."
         )
     check_public(path, settings.records, "FILE")
-    return [_with_text_label(record, _label_key(settings)) for record in read_records(path)]
-
-
-def _label_key(settings: Settings) -> str:
-    return settings.data.label_key or "label"
+    return read_records(path)
 
 
 def _rehearsed(
@@ -200,13 +196,7 @@ def _rehearsed(
 
 def _keys(settings: Settings) -> dict[str, Any]:
     data = settings.data
-    return {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
-
-
-def _with_text_label(record: Any, label_key: str) -> Any:
-    """Returns a public example whose label, if it is an integer or a boolean, is a text."""
-    label = record.get(label_key) if isinstance(record, dict) else None
-    return record if label_text(label) is label else {**record, label_key: label_text(label)}
+    return {"text_key": data.text_key, "label_key": data.label_key or "label", "labels": data.labels}
 
 
 def _cost(
@@ -495,7 +485,7 @@ def _instruction_only(settings: Settings, examples: Sequence[Any], labels: Seque
         written.examples, llm=model, **keys, rows=Rows(slots=1, shots=len(labels))
     )
     found = voter.batch([record[keys["text_key"]] for record in examples])
-    right = [label == record[keys["label_key"]] for label, record in zip(found, examples, strict=True)]
+    right = [label == label_text(record[keys["label_key"]]) for label, record in zip(found, examples, strict=True)]
     name = "instruction only: a prompt of examples that the model wrote"
     return FreeRival(name, 0, bool(voter.report["content_free"]), sum(right) / len(right))
 

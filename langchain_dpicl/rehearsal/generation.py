@@ -632,7 +632,7 @@ def _drafts(
         raise fail("shots", "at least one number", 0)
     names = _shown(task, text_key, label_key)
     wording = generation_wording(text_key, label_key, names, task.instruction, task.record_prompt)
-    pools = _pools(read_public(public_examples, names, text_key=text_key), label_key, labels)
+    pools = _pools(read_public(public_examples, names, text_key=text_key, label_key=label_key), label_key, labels)
     check_int("num_rows", num_rows, low=2)
     drafts = tuple(
         _draft(wording, label, pools[label], one, _deal(len(pools[label]), one, num_rows, (place, one)))

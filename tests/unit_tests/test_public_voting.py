@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
@@ -33,6 +34,7 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.baselines import PublicVotingResult, PublicVotingRunnable, fixed_rows, label_votes_without_privacy
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.planning.share_plan import Cost
+from langchain_dpicl.rehearsal import rehearse, rehearse_generation
 
 CANARY = "zx-public-canary-52"
 LABELS = ("card", "transfer")
@@ -231,6 +233,15 @@ def test_private_examples_are_refused_before_any_call() -> None:
     Budget(epsilon=1.0, delta=1e-6).bind(private)  # not opened: still fit for a ledger
 
 
+@pytest.mark.parametrize(("kind", "labels"), [(int, ("0", "1")), (np.int64, ("0", "1")), (bool, ("false", "true"))])
+def test_integers_and_booleans_as_labels_become_text(kind: type, labels: tuple[str, ...]) -> None:
+    records = [{"text": f"is {n} even", "label": kind(n % 2)} for n in range(8)]
+    assert voter(records, llm=EmbeddedLLM()).labels == labels
+    assert rehearse(EmbeddedLLM(), records, shots=(1,), progress=False).labels == labels
+    texts = rehearse_generation(EmbeddedLLM(), records, label_key="label", shots=(1,), max_tokens=1, progress=False)
+    assert texts.labels == labels
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "a list of dicts or Documents, found str": {"records": CANARY},
     "a list of dicts or Documents, found dict": {"records": examples()[0]},
@@ -240,8 +251,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     r"public_examples\[16\]: expected text under 'text', found \['label'\]": {
         "records": [*examples(), {"label": "card"}]
     },
-    r"public_examples\[16\]: expected text under 'label', found int": {
-        "records": [*examples(), {"text": CANARY, "label": 1}]
+    r"public_examples\[16\]: expected text under 'label', found float": {
+        "records": [*examples(), {"text": CANARY, "label": 1.0}]
     },
     r"public_examples\[0\]: expected text under 'who'": {"example_prompt": "{who}: {label}", "suffix": "{input}:"},
     r"public_examples\[12\]: expected a label among \('card', 'cash'\) under 'label'": {"labels": ("card", "cash")},

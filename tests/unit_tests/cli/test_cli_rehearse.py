@@ -146,22 +146,6 @@ def test_no_text_of_an_example_leaves(public: Path, tmp_path: Path, capsys: pyte
     assert "zebra" not in files["rehearsal.json"]
 
 
-@pytest.mark.parametrize(("kind", "labels"), [(int, ["0", "1"]), (bool, ["false", "true"])])
-def test_integers_and_booleans_as_labels_become_text(
-    kind: type, labels: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "numbers.jsonl"
-    path.write_text("".join(json.dumps({"q": f"is {n} even", "kind": kind(n % 2)}) + "\n" for n in range(8)))
-    given = ["--text-key", "q", "--label-key", "kind", "--shots", "1", "--json", "--yes"]
-    assert main(["rehearse", str(path), *given]) == 0
-    out = json.loads(capsys.readouterr().out)
-    assert out["labels"] == labels
-    assert {shape["shots"] for shape in out["shapes"]} == {0, 1}
-    path.write_text("".join(json.dumps({"q": f"{n}", "kind": n % 2 + 0.5}) + "\n" for n in range(8)))
-    assert main(["rehearse", str(path), *given]) == 2
-    assert "expected text under 'kind'" in capsys.readouterr().err
-
-
 def test_templates_and_labels_are_those_of_the_settings(public: Path, tmp_path: Path) -> None:
     plain, worded = tmp_path / "plain.json", tmp_path / "worded.json"
     config = tmp_path / "task.toml"

@@ -368,6 +368,15 @@ def test_demonstrations_are_tried_on_a_file_sorted_by_label(by_label: Path, caps
     assert capsys.readouterr().out.count("private demonstrations, epsilon ") == 4
 
 
+def test_labels_that_are_booleans_are_compared_as_text(by_label: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [json.loads(line) for line in by_label.read_text().splitlines()]
+    by_label.write_text("\n".join(json.dumps({**record, "label": record["label"] > "n"}) for record in records))
+    terms = ["--examples", "16", "--shots", "1", "--demonstrations", "1", "--public-size", "2000", "--json"]
+    assert main(["try", str(by_label), *terms]) == 0
+    [own] = [one for one in json.loads(capsys.readouterr().out)["free"] if one["name"].startswith("instruction only")]
+    assert own["right"] > 0
+
+
 WITH_TEXTS = ("--demonstrations", "2", "--shots", "4", "--set", "cost.price_in=1000000", "--yes", *TERMS)
 # Of four labels: 16 one-shot rows and 20 four-shot ones with a public prompt each, for 16 tokens, or the first alone.
 LEAST_OF_TEXTS, MOST_OF_TEXTS = 4 * (17 + 21), 4 * (17 + 21) * 16
