@@ -285,7 +285,7 @@ _NO_NUMBERS = (
 
 
 _PADDING = 5
-_OTHER_MODELS = 'an encoder such as BERT or RoBERTa, a causal model as "causal_lm" with label words'
+_OTHER_MODELS = 'an encoder such as BERT or RoBERTa, or a causal model as "causal_lm" with label words'
 
 
 def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs: int | None) -> None:
@@ -323,7 +323,9 @@ def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
     # The head of a decoder answers at the last place, in the padding; in half precision `close` would let that pass.
     if not (distance(logits, padded[0]) <= close and all(torch.equal(padded[0], other) for other in padded[1:])):
         model = "another model" if prompted.is_causal else _OTHER_MODELS
-        return f"which answers otherwise when a row is padded; take {model}, or attn_implementation='sdpa'"
+        has_sdpa = getattr(prompted.model.config, "_attn_implementation", None) == "sdpa"
+        attention = "" if has_sdpa else ", or attn_implementation='sdpa'"
+        return f"which answers otherwise when a row is padded; take {model}{attention}"
     if torch.equal(logits, prompted.forward(prompted.written(second)[None], bare)):
         return f"which ignores it; {_other(prompted)}"
     plain = _plain(prompted, [*first, *ids])

@@ -249,7 +249,8 @@ class PromptedModel:
         if len(shapes) != 1 or len(next(iter(shapes))) != 3:
             raise CapabilityError(
                 "expected a model whose layers all keep keys and values of one shape, found "
-                f"{type(self.model).__name__}{fault}, which does not: it takes no prefix; pass method='soft_prompt'"
+                f"{type(self.model).__name__}{fault}, which does not: it takes no prefix; take another model, or try "
+                "method='soft_prompt'"
             )
         heads, _, size = next(iter(shapes))
         return len(pairs), heads, size

@@ -243,7 +243,7 @@ class TestWhatAModelCannotDoIsRefused:
             vocab_size=300, dim=32, hidden_dim=64, n_layers=2, n_heads=4, num_labels=3
         )
         model = tiny_hf._made("DistilBertForSequenceClassification", config)
-        with pytest.raises(CapabilityError, match="takes no prefix; pass method='soft_prompt'"):
+        with pytest.raises(CapabilityError, match=r"takes no prefix; take another model, or try method='soft_prompt'$"):
             PromptEngine(model, tiny_tuning.bert_tokenizer(), method="prefix", num_virtual_tokens=2, task=HEAD)
 
     @pytest.mark.parametrize("method", METHODS)
@@ -278,8 +278,10 @@ class TestWhatAModelCannotDoIsRefused:
         for config in configs:
             kind = type(config).__name__.replace("Config", "ForSequenceClassification")
             model = tiny_hf._made(kind, config, dtype=dtype)
-            with pytest.raises(CapabilityError, match=r'padded; take an encoder .*, a causal model as "causal_lm"'):
-                engine("bert-head", method, model=model)
+            for attention, more in (("sdpa", ""), ("eager", r", or attn_implementation='sdpa'")):
+                model.set_attn_implementation(attention)
+                with pytest.raises(CapabilityError, match=rf"padded; take an encoder .*, or .* label words{more}$"):
+                    engine("bert-head", method, model=model)
         engine("bert-head", method, model=tiny_tuning.bert(num_labels=3).to(dtype))
         engine("roberta-mask", method, model=tiny_tuning.roberta().to(dtype))
 
