@@ -638,10 +638,9 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         self._resume()
         for population in populations:
             remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
-            if self._journal is not None:
-                check_paid(population.rounds, used=plan.rounds - remaining, what="rounds")
-            elif not remaining:
+            if not remaining and not (self._journal and self._journal.entries):
                 continue  # the ledger refuses its rounds and says why
+            check_paid(population.rounds, used=plan.rounds - remaining, what="rounds")
             # The ledger may have charged more rounds than are here; the smaller number is safe.
             population.owed = min(population.owed, remaining)
             population.done = not population.owed and population.rounds > 0
@@ -787,6 +786,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
 
     def _make(self, item: Population, call: RunCall) -> EffectGenerator[None]:
         """Runs the remaining rounds of one label (an effect generator)."""
+        if item.owed and self._has_no_ticket(item):
+            self._reserve(item, call.events)  # refused, before a model is asked
         while item.left:
             yield from self._prepare(item, call.config)
             # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.

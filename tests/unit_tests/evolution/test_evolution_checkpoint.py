@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.evolution import PrivateEvolution
-from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, RunInterruptedError
 from langchain_dpicl.privacy.private_examples import PrivateExamples
 from tests.canary import RECORD
 from tests.contracts.release_run import entries_in
@@ -73,9 +73,10 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
     assert third.run(progress=False).examples == released.examples
     assert charged(budget) == 6
     process.file.unlink()
-    other, _ = process.start(llm=dying(0))
-    with pytest.raises(RunInterruptedError, match="or its ticket was used by another run; declare another component"):
-        other.run(progress=False)
+    for _ in range(2):
+        other, _ = process.start(llm=dying(0))
+        with pytest.raises(PrivacyBudgetExceededError, match="label 'bank' of 'texts': requested 1, remaining 0"):
+            other.run(progress=False)
 
 
 def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
