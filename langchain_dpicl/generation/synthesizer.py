@@ -551,12 +551,19 @@ class DraftRun(ReleaseRun[Item, Result]):
         """Counts the tickets that a text still needs, and returns what reserves them and opens its blocks.
 
         With a journal one block is reserved at a time; None: the tickets were lost with a killed process.
+
+        Raises:
+          PrivacyBudgetExceededError: no text has a ticket left, and the journal holds nothing that they paid for.
         """
         blocks, deals = self._blocks, self._deals
-        if self._journal is not None and deals is None:
-            return partial(self._open_one, events) if blocks.allot(draft) else None
-        if self._journal is not None and deals is not None and deals.is_gone(draft.label):
-            return None
+        if self._journal is not None:
+            if deals.is_gone(draft.label) if deals is not None else not blocks.allot(draft):
+                paid = (self._journal.entries, *(one.spent for one in self._drafts.values()))
+                if not any(paid) and not self._texts_left():
+                    raise self._used("the tickets of its texts")
+                return None
+            if deals is None:
+                return partial(self._open_one, events)
         if not draft.tickets:
             branch = dict(blocks.plan.branches)[draft.label]
             draft.tickets = {
@@ -679,9 +686,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         """
         if not self.share.remaining(template, label=label):
             if (template, label) not in self._tried and (self._journal is None or self._journal.is_new):
-                msg = f"{self.component!r}: expected the ticket of its words, found it used by another run."
-                advice = "Go on with that run (`error.run`), or with its checkpoint; or take another component name."
-                raise PrivacyBudgetExceededError(f"{msg} {advice}", requested=1, remaining=0)
+                raise self._used("the ticket of its words")
             item.ticket = None
             return ()
         self._tried.add((template, label))  # first: the ticket may be charged though its answer is lost
@@ -692,6 +697,17 @@ class DraftRun(ReleaseRun[Item, Result]):
             raise
         events.tickets += 1
         return release_words(self._private, ticket, **how)
+
+    def _used(self, what: str) -> PrivacyBudgetExceededError:
+        """Returns the refusal of a share whose tickets paid for what is not here."""
+        msg = f"{self.component!r}: expected {what}, found none: used by another run, or lost."
+        advice = "Go on with that run (`error.run`), or with its checkpoint; or take another component name."
+        return PrivacyBudgetExceededError(f"{msg} {advice}", requested=1, remaining=0)
+
+    def _texts_left(self) -> int:
+        """Returns how many tickets of texts the share has."""
+        tickets = self._blocks.plan.text_tickets()
+        return sum(self.share.remaining(ticket.template, label=ticket.label) for ticket in tickets)
 
     def _record_once(self, entry: Mapping[str, Any], ticket: Reservation | None = None) -> None:
         """Writes a release into the journal unless it stands there: an earlier call may have been stopped before."""
@@ -739,8 +755,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         texts = len(self._drafts)
         missing = texts - len(self._written()) if self.is_finished else 0
         if missing and missing == texts and not has_more:
-            tickets = self._blocks.plan.text_tickets()
-            remaining = sum(self.share.remaining(ticket.template, label=ticket.label) for ticket in tickets)
+            remaining = self._texts_left()
             msg = (
                 f"{self.component!r}: requested {missing} {self._item_name}s, found none; remaining tickets: "
                 f"{remaining}. Each is empty, or its tickets were lost, or used by another run. What this run released "

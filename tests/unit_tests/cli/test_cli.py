@@ -1242,25 +1242,41 @@ class TestAnInterruptedRun:
         assert released.verify().ok
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-    def test_a_run_without_tickets_left_writes_nothing(self, records: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("sampling", ["poisson", "disjoint"])
+    @pytest.mark.parametrize("kept", [(), ("--checkpoint", "new.ckpt")])
+    def test_a_run_without_tickets_left_writes_nothing(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[str, ...], sampling: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         ledger, out = str(tmp_path / "ledger.db"), tmp_path / "again.json"
 
-        def run(path: Path) -> Any:
+        def run(path: Path, *more: str) -> Any:
             """In a process of its own, as each binds the records anew."""
 
             def generated(_: Any) -> tuple[int, str]:
                 with contextlib.redirect_stderr(io.StringIO()) as said:
-                    code = generate(records, path, "--ledger", ledger, "--component", "mine")
+                    paid = (
+                        "--ledger",
+                        ledger,
+                        "--component",
+                        "mine",
+                        "--set",
+                        f"rows.sampling={sampling}",
+                        "--max-tokens",
+                        "1",
+                    )
+                    code = generate(records, path, *paid, *more)
                 return code, said.getvalue()
 
             return Child(generated).result()
 
         assert cli.main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-5"]) == 0
         assert run(tmp_path / "out.json")[0] == 0
-        code, said = run(out)
-        assert code != 0
-        assert "remaining" in said
-        assert not out.exists()
+        for _ in range(2):
+            code, said = run(out, *kept)
+            assert code == 3
+            assert ("its checkpoint" if kept else "remaining") in said
+            assert not out.exists()
 
     @pytest.mark.parametrize("more", [(), ("--set", "rows.sampling=disjoint")])
     def test_a_run_whose_paid_texts_are_all_empty_saves_its_report(
