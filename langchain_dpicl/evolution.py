@@ -62,7 +62,7 @@ from langchain_dpicl.release.curator import Record, release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, RunJournal, check_paid, report_of
 from langchain_dpicl.tasks import DEFAULT_STOP, GenerationTemplate, check_texts, generation_wording
 
 MECHANISM = "private_evolution"
@@ -759,7 +759,21 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         """The noisy votes by candidate, of every round of each label (public)."""
         return {population.label: tuple(map(dict, population.history)) for population in self._items}
 
+    @property
+    def report(self) -> dict[str, Any]:
+        """The privacy report (public), with the number of rounds of all labels: made, and planned; reads the ledger."""
+        shown = {"step": self._num_rounds, "steps": self._num_planned}
+        return report_of(self._budget, self.share, self.plan, **shown)
+
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_rounds(self) -> int:
+        return sum(population.rounds for population in self._items)
+
+    @property
+    def _num_planned(self) -> int:
+        return self.plan.rounds * len(self.plan.labels)
 
     def _events(self, config: RunnableConfig | None) -> RunEvents:
         return super()._events(config or self._writer.config)
@@ -885,8 +899,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         self._writer.model.rest()
 
     def _so_far(self) -> str:
-        rounds = sum(population.rounds for population in self._items)
-        return f"{rounds} of {self.plan.rounds * len(self.plan.labels)} rounds are"
+        return f"{self._num_rounds} of {self._num_planned} rounds are"
 
     def _steps_left(self) -> int:
         return sum(item.left for item in self._open_items())

@@ -19,7 +19,6 @@ from langchain_dpicl.cli.inputs import (
     load_embeddings,
     load_model,
     private_examples,
-    read_json,
     read_records,
     read_settings,
     settings_of,
@@ -263,10 +262,6 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
         given["task"] = _prompt_task(task)
     budget = budget_of(settings)
     made = settings.door(private_examples(settings), budget=budget, **given, **share_of(settings))
-    step = read_json(out / OURS)["report"].get("step") if holds_something(out / OURS) else None
-    if isinstance(step, int) and step > made.step:
-        advice = "Bring the newest checkpoint back, or name another folder."
-        raise fail("--checkpoint", f"all {step} steps of the prompt in {str(out)!r}", made.step, advice)
     return release(made, call, shown=_step_line, budget=budget)
 
 

@@ -160,35 +160,58 @@ def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> b
         return False
 
 
-_GROWS = {"generation": ("examples",), "documents": ("topics", "documents"), "pate": ("entries",)}
-"""What only grows in the file of a run, by its method. Each round of an evolution replaces the one before."""
+def check_newest(run: Any, out: Path) -> None:
+    """Refuses a run that holds less than --out, such as by an older checkpoint: a save would lose what is paid for."""
+    from langchain_dpicl.released.soft_prompt import OURS
 
-
-def check_newest(released: Any, out: Path, method: str) -> None:
-    """Refuses a checkpoint without some of what the file holds: a save would lose it, and it is paid for."""
-    if not (names := _GROWS.get(method, ())):
+    file = out / OURS if out.is_dir() else out
+    if not holds_something(file):
         return
-    held, known = (_paid_for(state, names) for state in (read_json(out), json.loads(released.to_json())))
-    if held - known:
-        advice = "Bring the newest checkpoint back, or name another file."
-        raise fail("--checkpoint", f"all that {str(out)!r} holds", "an older copy", advice)
+    held, known = read_json(file), json.loads(run.result.to_json())
+    ledgers = [state["report"].get("ledger_id", known["report"].get("ledger_id")) for state in (held, known)]
+    advice = "Bring the newest checkpoint back, or give another --out."
+    if ledgers[0] != ledgers[1]:
+        raise fail("--checkpoint", f"one of the ledger that paid for {str(file)!r}", "another ledger's", advice)
+    if _paid_for(held, known) - _paid_for(known, known):
+        raise fail("--checkpoint", f"all that {str(file)!r} holds", "an older copy", advice)
 
 
-def _is_paid(released: Any, method: str) -> bool:
+def _is_paid(released: Any) -> bool:
     """Whether a result holds something that was paid for: a pool whose inputs all wait does not."""
-    names = _GROWS.get(method, ())
-    return not names or bool(_paid_for(json.loads(released.to_json()), names))
+    state = json.loads(released.to_json())
+    return bool(_paid_for(state, state))
 
 
-def _paid_for(state: dict[str, Any], names: Sequence[str]) -> Counter[str]:
-    """Counts what was released: two texts may be equal. Inputs that wait, or came with a label, cost nothing."""
-    parts = {name: state.get(name, []) for name in names}
+def _paid_for(state: dict[str, Any], known: dict[str, Any]) -> Counter[str]:
+    """Counts what a file holds of all that was released: its steps, where each replaces the one before, or its items.
+
+    Args:
+      state: the JSON values of the file; what it does not name counts as none.
+      known: those of the run that goes on with it, which say what can be there.
+    """
+    if "step" in known["report"]:
+        step = state["report"].get("step")
+        return Counter(step=step if isinstance(step, int) else 0)
+    named = {**state["report"], **state}
+    parts = {name: named.get(name, []) for name, part in {**known["report"], **known}.items() if isinstance(part, list)}
     if wrong := [name for name, part in parts.items() if not isinstance(part, list)]:
         advice = "It was changed by hand: name another file, or move that one away."
         raise fail("--out", f"a list under {wrong[0]!r}", type(parts[wrong[0]]).__name__, advice)
-    items = [item for part in parts.values() for item in part]
-    free = [isinstance(item, dict) and item.get("status") in ("waiting", "public") for item in items]
-    return Counter(json.dumps(item, sort_keys=True) for item, is_free in zip(items, free, strict=True) if not is_free)
+    items = [item for part in parts.values() for each in part for item in _items_in(each)]
+    return Counter(json.dumps(item, sort_keys=True) for item in items)  # two texts may be equal
+
+
+def _items_in(item: Any) -> list[Any]:
+    """Returns what was paid for as one, of an item of a list: every word of a group, which grows until its last pair.
+
+    Names of labels cost nothing; inputs of a pool that wait, or came with a label, cost nothing either.
+    """
+    if not isinstance(item, dict):
+        return [item] if isinstance(item, list) else []
+    if isinstance(item.get("fields"), dict) and item.get("status") in ("waiting", "public"):
+        return []
+    parts = {name: part for name, part in item.items() if isinstance(part, list)}
+    return [[item.get("label"), name, one] for name, part in parts.items() for one in part] if parts else [item]
 
 
 def warn_of_embedded(settings: Settings) -> None:
@@ -376,8 +399,8 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
     arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
     check_unchanged(call)
-    if not has_workers and arguments.out.is_file() and holds_something(arguments.out):
-        check_newest(run.result, arguments.out, call.settings.method)
+    if not has_workers:
+        check_newest(run, arguments.out)
     try:
         for item in run.stream(progress=call.progress):
             has_some = True
@@ -391,9 +414,9 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     finally:
         # A run that stopped, or has no tickets left, may have nothing to save: the next one needs the file's name, and
         # what an earlier one paid for must stay.
-        has_some = has_some or _holds_paid(run, call.settings.method)
+        has_some = has_some or _holds_paid(run)
         is_new = has_ended and not holds_something(arguments.out)
-        if has_some or (is_new and _is_paid(run.result, call.settings.method)):
+        if has_some or (is_new and _is_paid(run.result)):
             save_or_print(run.result, call)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
@@ -406,12 +429,14 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     return code
 
 
-def _holds_paid(run: Any, method: str) -> bool:
+def _holds_paid(run: Any) -> bool:
     """Whether a run holds what was paid for and it has not yielded: words without pairs, what its checkpoint holds."""
-    if run.is_finished or any(getattr(run, name, None) for name in ("topics", "step", "demonstrations")):
+    if run.is_finished:
         return True
-    has_words = any(getattr(item, "words", ()) for item in run._items)  # noqa: SLF001  `result` may raise instead
-    return has_words or (method in _GROWS and _is_paid(run.result, method))
+    try:
+        return _is_paid(run.result)
+    except ConfigurationError:  # a search for words that has found none yet has no result
+        return False
 
 
 def say_report(budget: PrivacyBudgetCallbackHandler, *, say: Say) -> None:

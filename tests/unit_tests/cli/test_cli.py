@@ -1305,8 +1305,8 @@ class TestAnInterruptedRun:
         assert len(ReleasedDemonstrations.load("out.json").examples) == 2
 
     def test_an_older_checkpoint_does_not_replace_what_is_paid_for(self, tmp_path: Path) -> None:
-        def released(*texts: str) -> ReleasedDemonstrations:
-            report = {"private": False, "epsilon": "infinity"}
+        def released(*texts: str, **shown: Any) -> ReleasedDemonstrations:
+            report = {"private": False, "epsilon": "infinity", **shown}
             return ReleasedDemonstrations(tuple({"text": text} for text in texts), report, {})
 
         class Run:
@@ -1332,10 +1332,10 @@ class TestAnInterruptedRun:
             again(run)
         assert ReleasedDemonstrations.load(out) == released("a", "b")
         for changed in (None, 5, {"text": "a"}):  # by hand
-            out.write_text(json.dumps({"examples": changed}))
+            out.write_text(json.dumps({"examples": changed, "report": {}}))
             with pytest.raises(ConfigurationError, match="--out: expected a list under 'examples', found"):
                 again(run)
-        out.write_text(json.dumps({"examples": [{"status": []}]}))
+        out.write_text(json.dumps({"examples": [{"status": "waiting"}], "report": {}}))
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
         released("a", "a").save(out)
@@ -1346,6 +1346,16 @@ class TestAnInterruptedRun:
         arguments.quiet = True
         again(run)
         assert len(ReleasedDemonstrations.load(out).examples) == 3
+        released("a", step=2, ledger_id="one").save(out)
+        for older, said in (({"step": 1}, refused), ({"step": 2, "ledger_id": "two"}, 'found "another ledger\'s"')):
+            run.result = released("b", **{"ledger_id": "one", **older})
+            with pytest.raises(ConfigurationError, match=said):
+                again(run)
+        for report in ({"step": 2, "ledger_id": "one"}, {}):  # files of earlier versions say less
+            released("a", **report).save(out)
+            run.result = released("b", step=2, ledger_id="one")
+            again(run)
+            assert len(ReleasedDemonstrations.load(out).examples) == 3
 
     def test_a_reader_of_stdout_that_leaves_does_not_stop_it(self, records: Path, tmp_path: Path) -> None:
         out = tmp_path / "out.json"

@@ -162,6 +162,21 @@ def test_words_alone_ask_no_model_and_keep_denied_ones_out(
     assert CANARY not in said.out + said.err + out.read_text()
 
 
+def test_an_older_checkpoint_replaces_no_words(
+    notes: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = (*TERMS, "--documents-per-topic", "0", "--vocabulary", str(words), "--set", "topics.min_units=100")
+    assert main(["ledger", "create", "ledger.db", "--epsilon", "8", "--delta", "1e-6"]) == 0
+    kept = ("--ledger", "ledger.db", "--component", "words", "--checkpoint", "kept", "--out", "out.json", "--quiet")
+    for code, lines in ((0, 5), (0, 3), (2, 2), (2, 2)):  # the head, the topics, and the words of both
+        assert main(["documents", str(notes), *given, *kept]) == code
+        assert [len(group.words) > 0 for group in SyntheticDocuments.load("out.json").words] == [True, True]
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+        Path("kept").write_text("".join(Path("kept").read_text().splitlines(keepends=True)[:lines]))
+    assert "--checkpoint: expected all that 'out.json' holds, found 'an older copy'." in capsys.readouterr().err
+
+
 def test_a_plan_shows_what_each_part_brings_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["plan", "--method", "documents", "--public-size", "4000", "--epsilon", "2", "--delta", "1e-6"]
     assert main([*plan, "--documents-per-topic", "2", "--set", "topics.words=8"]) == 0

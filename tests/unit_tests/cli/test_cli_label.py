@@ -208,6 +208,22 @@ def test_the_paid_label_of_an_evolution_is_saved_where_another_lost_its_tickets(
     assert [each["topic"] for each in ReleasedDemonstrations.load(folder / "out.json").examples] == ["good"]
 
 
+def test_an_older_checkpoint_replaces_no_later_round_of_an_evolution(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    candidates = ("--set", 'evolution.candidates=["a card payment was declined", "a boat on the sea"]')
+    kept = ("--ledger", "ledger.db", "--component", "evo", "--checkpoint", "kept", "--out", "out.json")
+    given = ("--public-size", "300", "--epsilon", "8", "--delta", "1e-7", *EVOLVING, *candidates, *kept)
+    given = (*given, "--set", "evolution.rounds=2", "--set", "evolution.num_variations=1", "--model", f"{HERE}:MUTE")
+    for code, lines in ((0, 3), (0, 2), (2, 2)):
+        assert main(["evolve", "records.jsonl", *given]) == code
+        assert ReleasedDemonstrations.load(folder / "out.json").report["step"] == 2
+        (folder / "kept").write_text("".join((folder / "kept").read_text().splitlines(keepends=True)[:lines]))
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+    assert "--checkpoint: expected all that 'out.json' holds, found 'an older copy'." in capsys.readouterr().err
+
+
 def train(*more: str) -> int:
     training = ("--set", "training.expected_batch_size=30", "--set", "training.steps=3", "--out", "soft")
     return main(["train", "records.jsonl", *TERMS, *training, *more])
@@ -257,7 +273,7 @@ def test_a_prompt_whose_last_step_was_paid_in_vain_is_saved_by_the_next_command(
     monkeypatch.setattr(PromptDPSGD, "step", property(lambda _: 1))  # as with an older copy of the checkpoint
     monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
     assert train_engine(folder, *kept) == 2
-    assert "--checkpoint: expected all 2 steps of the prompt in 'soft', found 1." in capsys.readouterr().err
+    assert "--checkpoint: expected all that 'soft/soft_prompt.json' holds, found 'an older" in capsys.readouterr().err
     assert SoftPrompt.load(folder / "soft").report["step"] == 2
 
 
