@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -67,6 +68,8 @@ from langchain_dpicl.tasks import DEFAULT_STOP, GenerationTemplate, check_texts,
 
 MECHANISM = "private_evolution"
 """Name of private evolution among the generation mechanisms."""
+logger = logging.getLogger(__name__)
+
 ROUND_TEMPLATE = "round: one noisy histogram of votes"
 """The ticket template of one round."""
 
@@ -635,6 +638,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         self._writer = writer
         self._nearest = nearest
         self.survival = survival
+        self._has_told = False
         self._resume()
         for population in populations:
             remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
@@ -900,6 +904,14 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
 
     def _so_far(self) -> str:
         return f"{self._num_rounds} of {self._num_planned} rounds are"
+
+    def _check_end(self) -> None:
+        """Says once how many rounds a finished run is without."""
+        missing = self._num_planned - self._num_rounds if self.is_finished else 0
+        if missing and not self._has_told:  # a warning that is made an error would lose what is paid for
+            self._has_told = True
+            said = "%s: %d of %d rounds are left out: their tickets were lost, or used by another run."
+            logger.warning(said, self.component, missing, self._num_planned)
 
     def _steps_left(self) -> int:
         return sum(item.left for item in self._open_items())

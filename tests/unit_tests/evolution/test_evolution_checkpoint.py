@@ -79,7 +79,9 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
             other.run(progress=False)
 
 
-def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
+def test_a_killed_process_loses_the_one_round_that_it_had_reserved(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
     made, budget = process.start()
     made.share = _Killing(made.share)
     with pytest.raises(SystemError, match="killed"):
@@ -87,8 +89,12 @@ def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Proc
     assert charged(budget) == 2
     again, budget = process.start()
     again.run(progress=False)
+    released = again.run(progress=False)
     assert [len(rounds) for rounds in again.history.values()] == [2, 3]
     assert charged(budget) == 6
+    assert (released.report["step"], released.report["steps"]) == (5, 6)
+    said = "texts: 1 of 6 rounds are left out: their tickets were lost, or used by another run."
+    assert [text for text in caplog.messages if "left out" in text] == [said]
 
 
 class _Killing:
