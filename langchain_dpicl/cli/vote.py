@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import errno
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from langchain_dpicl._plain_files import MAX_TEXT
 from langchain_dpicl.cli.inputs import (
@@ -136,14 +135,13 @@ def _answer(call: Call, queries: Sequence[Any]) -> int:
     voter: DPVotingRunnable = settings.door(
         private_examples(settings), llm=load_model(settings.model), budget=budget, **chosen, **share_of(settings)
     )
-    with _appending(arguments.out) as out:
-        _ask(call, voter, queries, out)
+    _ask(call, voter, queries)
     if not call.is_quiet:
         say_report(budget, say=call.say)
     return DONE
 
 
-def _ask(call: Call, voter: DPVotingRunnable, queries: Sequence[Any], out: IO[str] | None) -> None:
+def _ask(call: Call, voter: DPVotingRunnable, queries: Sequence[Any]) -> None:
     """Prints and writes every answer as soon as it is released; says how many there are if a fault ends the run."""
     from langchain_dpicl.runs.release_run import new_bar, tick
 
@@ -154,27 +152,29 @@ def _ask(call: Call, voter: DPVotingRunnable, queries: Sequence[Any], out: IO[st
                 result = answering.invoke(query)
                 done += 1
                 line = json_line({"query": query, **result.model_dump(mode="json")})
-                _keep(line, out, call)
+                _keep(line, call)
                 is_read: object = True
                 if call.arguments.json:
                     is_read = call.say(line)
                 elif not call.arguments.quiet:
                     is_read = call.say(_line(query, result))
                 tick(bar)
-                if out is None and is_read is False and done < len(queries):
+                if call.arguments.out is None and is_read is False and done < len(queries):
                     raise OSError(errno.EPIPE, "nobody reads the answers, and each costs a ticket", "stdout")
     finally:
         if done < len(queries):
             call.complain(f"vote: {done} of {len(queries)} questions are answered.")
 
 
-def _keep(line: str, out: IO[str] | None, call: Call) -> None:
+def _keep(line: str, call: Call) -> None:
     """Writes an answer before it is printed; prints it if that fails, since it is paid for."""
+    out = call.arguments.out
     if out is None:
         return
     try:
-        out.write(f"{line}\n")
-        out.flush()
+        is_cut = holds_something(out) and not _ends_a_line(out)  # by a full disk or a kill
+        with out.open("a", encoding="utf-8") as file:  # anew: an editor's save gives the name to another file
+            file.write(f"\n{line}\n" if is_cut else f"{line}\n")
     except OSError:
         call.say(line)
         raise
@@ -240,18 +240,6 @@ def _check_added_to(out: Path) -> None:
         is_other = True
     if is_other:
         raise fail("--out", "a new file, or one of answers", str(out), "Name another file.")
-
-
-@contextlib.contextmanager
-def _appending(out: Path | None) -> Iterator[IO[str] | None]:
-    if out is None:
-        yield None
-        return
-    is_cut = holds_something(out) and not _ends_a_line(out)  # by a full disk or a kill
-    with out.open("a", encoding="utf-8") as file:
-        if is_cut:
-            file.write("\n")
-        yield file
 
 
 def _ends_a_line(file: Path) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.inputs import settings_of
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.cli.vote import _appending, _check_added_to
+from langchain_dpicl.cli.spending import Call
+from langchain_dpicl.cli.vote import _check_added_to, _keep
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.options import Serving
 from langchain_dpicl.voting import DPVotingRunnable
@@ -115,16 +116,7 @@ def test_a_file_of_another_format_is_not_asked_line_by_line(capsys: pytest.Captu
 def test_an_answer_that_cannot_be_written_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def full(_: Path | None) -> Iterator[IO[str]]:
-        with Path("/dev/full").open("w", encoding="utf-8") as file:
-            try:
-                yield file
-            finally:
-                with contextlib.suppress(OSError):
-                    file.close()
-
-    monkeypatch.setattr("langchain_dpicl.cli.vote._appending", full)
+    monkeypatch.setattr("langchain_dpicl.cli.vote._check_added_to", lambda out: out.symlink_to("/dev/full"))
     assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--out", "answers.jsonl", "--quiet") == 2
     assert json.loads(capsys.readouterr().out)["label"] == "card"
 
@@ -227,12 +219,27 @@ def test_answers_are_added_to_a_file_and_never_written_over_it(folder: Path) -> 
     assert len(lines_of(folder / "answers.jsonl")) == 2
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_answer_is_added_to_what_has_the_name_by_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """An editor saves a new file under the old name."""
+
+    def saved(text: str) -> None:
+        if json.loads(text)["query"] == CARD:
+            (folder / "new").write_bytes(out.read_bytes() if is_kept else b"")
+            (folder / "new").replace(out)
+
+    out = folder / "answers.jsonl"
+    monkeypatch.setattr("langchain_dpicl.cli.main._say", saved)
+    assert vote("--queries", "questions.txt", "--model", f"{HERE}:SURE", "--out", "answers.jsonl", "--json") == 0
+    assert len(lines_of(out)) == 1 + is_kept
+
+
 def test_an_answer_never_continues_a_line_that_a_full_disk_has_cut(tmp_path: Path) -> None:
     for before in ("", '{"query": "a"}\n', '{"query": "a"}\n{"query": "b", "la'):
         (file := tmp_path / "answers.jsonl").write_text(before)
-        with _appending(file) as out:
-            assert out is not None
-            out.write('{"query": "c"}\n')
+        _keep('{"query": "c"}', Call(argparse.Namespace(out=file), settings_of({"method": "voting"}), print, print))
         assert file.read_text().splitlines()[-1] == '{"query": "c"}'
         assert file.read_text().startswith(before)
         assert "\n\n" not in file.read_text()
