@@ -688,6 +688,9 @@ class DraftRun(ReleaseRun[Item, Result]):
             if (template, label) not in self._tried and (self._journal is None or self._journal.is_new):
                 raise self._used("the ticket of its words")
             item.ticket = None
+            whose = "" if label is None else f" ({label})"
+            said = "%s: the %s%s are left out: their ticket was lost, or used by another run."
+            logger.warning(said, self.component, template, whose)  # an error would lose what is paid for
             return ()
         self._tried.add((template, label))  # first: the ticket may be charged though its answer is lost
         try:

@@ -304,7 +304,9 @@ class TestWhatIsKept:
         again = maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
         assert held(again.run(progress=False)) == held(found)
 
-    def test_words_whose_ticket_burnt_without_a_result_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_words_whose_ticket_burnt_without_a_result_are_left_out(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         made, real, runs = maker(), WordRelease.weights, list[int]()
 
         def once(self: Any, units: Any, known: Any, gone: Any) -> Any:
@@ -318,6 +320,9 @@ class TestWhatIsKept:
             made.run(progress=False)
         assert CANARY not in str(caught.value) + locals_in(caught.value)
         found = made.run(progress=False)
+        assert made.run(progress=False).words == found.words
+        (said,) = (text for text in caplog.messages if "left out" in text)
+        assert "the words of a topic (topic 1) are left out: their ticket was lost" in said
         assert held(found) == {"transfer": set(), "card": {"declined", "grenko"}}
         assert made.share.remaining(WORDS_OF_TOPIC_TEMPLATE, label="topic 1") == 0
         assert verify_report(found).ok

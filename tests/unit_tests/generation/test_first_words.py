@@ -334,7 +334,7 @@ class TestWhatIsKept:
         assert CANARY in places.kept.read_text()
 
     def test_words_whose_ticket_burnt_without_a_result_are_left_out(
-        self, places: Any, monkeypatch: pytest.MonkeyPatch
+        self, places: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         real, runs = WordRelease.weights, list[int]()
 
@@ -355,7 +355,11 @@ class TestWhatIsKept:
         assert [each["kind"] for each in released.examples] == ["a", "b"]
         assert "velda" not in released.examples[0]["text"]
         assert released.verify().ok
-        assert places.start().words == again.words
+        last = places.start()
+        last.run(progress=False)
+        assert last.words == again.words
+        said = "texts: the words before texts (a) are left out: their ticket was lost, or used by another run."
+        assert [text for text in caplog.messages if "left out" in text] == [said]
 
     def test_the_same_call_after_an_interruption_writes_no_texts_without_the_words_that_were_paid_for(self) -> None:
         budget, private, asked = house(), PrivateExamples([SAID["a"]] * 400, public_size=400), {"component": "shots"}
