@@ -418,6 +418,8 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result)):
             save_or_print(run.result, call)
+            if not has_ended and not stopped:  # the error speaks of the run's `result`
+                call.complain(f"What was released is saved in {arguments.out}, with its report.")
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."

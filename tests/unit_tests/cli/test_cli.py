@@ -1284,7 +1284,7 @@ class TestAnInterruptedRun:
     ) -> None:
         out = tmp_path / "out.json"
         assert generate(records, out, *more, model=f"{__name__}:ENDS") == 3
-        assert "What this run released is in `result`, with its report." in capsys.readouterr().err
+        assert f"What was released is saved in {out}, with its report." in capsys.readouterr().err
         released = ReleasedDemonstrations.load(out)
         assert (released.examples, released.epsilon) == ((), 3.0)
 
