@@ -417,9 +417,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         has_some = has_some or _holds_paid(run)
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result)):
-            save_or_print(run.result, call)
-            if not has_ended and not stopped:  # the error speaks of the run's `result`
-                call.complain(f"What was released is saved in {arguments.out}, with its report.")
+            save_or_print(run.result, call, is_said=not (has_ended or stopped))  # errors speak of the run's `result`
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
@@ -458,7 +456,7 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
     return "A new run starts over, on a budget of its own."
 
 
-def save_or_print(released: Any, call: Call) -> None:
+def save_or_print(released: Any, call: Call, *, is_said: bool = False) -> None:
     """Saves what was released; prints it, since it is paid for, if that fails or another command wrote to --out."""
     from langchain_dpicl.released.soft_prompt import SoftPrompt
 
@@ -473,6 +471,8 @@ def save_or_print(released: Any, call: Call) -> None:
         else:
             say(str(released.to_json()))
         raise
+    if is_said:
+        complain(f"What was released is saved in {out}, with its report.")
 
 
 def _save(released: Any, call: Call, *, is_new: bool) -> None:
