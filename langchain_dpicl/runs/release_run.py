@@ -89,6 +89,7 @@ class RunJournal:
         dropped: its ticket burnt and was not committed.
       - Each line has a digest of itself and of all lines above it. A file that was changed, belongs to another run, or
         was continued by another process is refused, and nothing is written to it.
+      - A file that is gone, or is an older copy, gets the lines that it lacks at the next `append` or `flush`.
 
     The file is untrusted: readers of `entries` check their values.
 
@@ -122,11 +123,10 @@ class RunJournal:
         self._arrays: dict[Path, bytes] = {}
         self._torn = torn if lines else b""  # without a first line it may be a file of something else
         self._digest = self._on_file = lines[-1][1] if lines else ""
-        self._releases = len(lines) - 1  # lines without the head, in the file and pending
         if lines:
             self._check_head(lines[0][0])
         else:
-            self._add(self._head)
+            self._start_over()
 
     @staticmethod
     def component_in(path: str | os.PathLike[str] | None) -> str | None:
@@ -170,10 +170,9 @@ class RunJournal:
         entry = plain_json("release", entry)
         if arrays is not None:
             # Two files in turn: those of the last release stay until the next line is written.
-            self._arrays[self._beside(self._releases)] = arrays
+            self._arrays[self._beside(len(self.entries))] = arrays
             entry["arrays"] = hashlib.sha256(arrays).hexdigest()
         self._add(entry)
-        self.entries.append(entry)
         self.flush()
 
     def holds(self, entry: Mapping[str, Any]) -> bool:
@@ -190,11 +189,14 @@ class RunJournal:
         """Writes and syncs what is not written yet; errors as in `append`."""
         if self._size + len(self._pending) > MAX_TEXT:
             raise fail("checkpoint", f"at most {MAX_TEXT:,} bytes, which is what can be read again", "more")
-        with _opened(self._path, may_create=not self._size) as file:
+        with _opened(self._path) as file:
             if fcntl is not None:  # another run may not write between the look and the line
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
-            if not self._is_ours(file):
+            if (written := self._written(file)) is None:
+                self._start_over()
+                written = self._written(file)
+            if written is None:
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
             for path, arrays in self._arrays.items():
@@ -202,9 +204,9 @@ class RunJournal:
             self._arrays.clear()
             if not self._pending:
                 return
-            file.seek(self._size)
+            file.seek(self._size + written)
             file.truncate()
-            file.write(self._pending)
+            file.write(self._pending[written:])
             file.flush()
             os.fsync(file.fileno())
         self._size, self._pending, self._torn = self._size + len(self._pending), b"", b""
@@ -223,19 +225,30 @@ class RunJournal:
             raise fail("checkpoint", "the arrays of its last release beside it", "others", "Keep the files together.")
         return data
 
-    def _add(self, entry: Mapping[str, Any]) -> None:
+    def _add(self, entry: dict[str, Any]) -> None:
         digest = _digest(self._digest, entry)
-        line = json.dumps({"entry": entry, "digest": digest}, separators=(",", ":")).encode("ascii")
+        pending = self._pending + _line(entry, digest)
         # All or none, where Ctrl-C comes.
-        self._pending, self._digest, self._releases = self._pending + line + b"\n", digest, self._releases + 1
+        self._pending, self._digest, self.entries = pending, digest, [*self.entries, entry]
 
-    def _is_ours(self, file: BinaryIO) -> bool:
-        """Whether the file ends as this run knows it, or with a part of the pending lines, whose write failed."""
+    def _start_over(self) -> None:
+        """Makes all lines pending, for a file that holds none or only the first of them."""
+        lines, digest = list[bytes](), ""
+        for entry in (self._head, *self.entries):
+            digest = _digest(digest, entry)
+            lines.append(_line(entry, digest))
+        self._pending, self._digest = b"".join(lines), digest
+        self._size, self._on_file, self._torn = 0, "", b""
+
+    def _written(self, file: BinaryIO) -> int | None:
+        """Returns how many bytes of the pending lines the file ends with; None: it is not as this run knows it."""
         end = f'{self._on_file}"}}\n'.encode() if self._on_file else b""
         file.seek(max(0, self._size - len(end)))
         found = file.read()
         rest = found.removeprefix(end)
-        return found.startswith(end) and (self._pending.startswith(rest) or rest == self._torn)
+        if not found.startswith(end) or not (rest == self._torn or self._pending.startswith(rest)):
+            return None
+        return 0 if rest == self._torn else len(rest)
 
     def _beside(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.arrays{number % 2}")
@@ -288,8 +301,12 @@ def _digest(above: str, entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"{above}\n{text}".encode("ascii")).hexdigest()
 
 
-def _opened(path: Path, *, may_create: bool) -> BinaryIO:
-    flags = os.O_RDWR | (os.O_CREAT if may_create else 0) | getattr(os, "O_BINARY", 0)
+def _line(entry: Mapping[str, Any], digest: str) -> bytes:
+    return json.dumps({"entry": entry, "digest": digest}, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _opened(path: Path) -> BinaryIO:
+    flags = os.O_RDWR | (0 if path.exists() else os.O_CREAT) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
 

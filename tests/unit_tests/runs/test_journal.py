@@ -124,7 +124,7 @@ def test_lines_out_of_order_or_left_out_are_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
-def test_a_file_that_another_run_continued_or_removed_is_left_alone(
+def test_a_file_that_another_run_continued_or_put_there_is_left_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool
 ) -> None:
     def missing(*_: object) -> None:
@@ -137,13 +137,32 @@ def test_a_file_that_another_run_continued_or_removed_is_left_alone(
     with pytest.raises(ConfigurationError, match="another run wrote to"):
         first.append({"text": "of the first"})
     path.unlink()
-    with pytest.raises(FileNotFoundError):
+    (third := journal(path)).append({"text": "of the third"})
+    with pytest.raises(ConfigurationError, match="another run wrote to"):
         second.append({"text": "more"})
-    assert not path.exists()
+    assert journal(path).entries == third.entries
 
 
-def test_a_failed_write_is_made_good_by_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [None, 0, 1, 3])
+def test_a_file_that_is_gone_or_is_an_older_copy_gets_what_it_lacks(path: Path, kept: int | None) -> None:
+    first, second = filled(path), journal(path)
+    second.append({"text": "of the second"})
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    if kept is not None:
+        path.write_bytes(b"".join(lines[:kept]))
+    second.append({"text": "more"})
+    assert journal(path).entries == second.entries
+    assert len(second.entries) == 4
+    with pytest.raises(ConfigurationError, match="another run wrote to"):
+        first.append({"text": "of the first"})
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_failed_write_is_made_good_by_the_next(path: Path, monkeypatch: pytest.MonkeyPatch, *, is_gone: bool) -> None:
     made = filled(path)
+    if is_gone:
+        path.unlink()
 
     def full(number: int) -> None:
         raise OSError("disk full")
@@ -168,6 +187,8 @@ def test_only_json_values_are_taken(path: Path) -> None:
 def test_the_arrays_of_the_last_release_are_read_back(path: Path) -> None:
     made = journal(path)
     for number in range(5):
+        if number == 3:
+            path.unlink()
         made.append({"step": number}, arrays=bytes([number]) * 9)
         assert journal(path).arrays() == made.arrays() == bytes([number]) * 9
     assert sorted(each.name for each in path.parent.iterdir()) == [

@@ -451,11 +451,12 @@ def test_the_files_hold_released_state_alone(tmp_path: Path) -> None:
     assert path.with_name("state.json.arrays1").read_bytes()[: 8 * 8] == made.weights.tobytes()
 
 
-def test_a_file_that_is_gone_stops_the_run_before_anything_is_paid_for(tmp_path: Path) -> None:
-    path, budget = tmp_path / "state.json", house()
+def test_a_folder_that_is_gone_stops_the_run_before_anything_is_paid_for(tmp_path: Path) -> None:
+    path, budget = tmp_path / "kept" / "state.json", house()
+    path.parent.mkdir()
     made = prepared(budget=budget, checkpoint=path)
     next(made.stream())
-    path.unlink()
+    path.parent.rename(tmp_path / "moved")
     before = lines(budget)
     with pytest.raises(FileNotFoundError):
         made.run()
