@@ -79,6 +79,8 @@ logger = logging.getLogger(__name__)
 FORMAT = "langchain-dpicl/run"
 VERSION = 2
 _TERMS = ("component", "ledger_id", "dataset_id", "plan")
+_END = 80
+"""Bytes at the end of a file by which it is known: more than the digest of its last line."""
 
 
 class RunJournal:
@@ -116,13 +118,14 @@ class RunJournal:
         digest = _digest("", plain_json("plan", _without_price(plan)))
         terms = dict(zip(_TERMS, (component, ledger_id, dataset_id, digest), strict=True))
         self._head = {"format": FORMAT, "version": VERSION, **terms}
-        lines, self._size, torn = _read(self._path)
+        lines, on_file, torn = _read(self._path)
         self.entries = [entry for entry, _ in lines[1:]]
         self.is_new = not lines
         self._pending = b""
         self._arrays: dict[Path, bytes] = {}
         self._torn = torn if lines else b""  # without a first line it may be a file of something else
-        self._digest = self._on_file = lines[-1][1] if lines else ""
+        self._digest = lines[-1][1] if lines else ""
+        self._size, self._end = len(on_file), on_file[-_END:]
         if lines:
             self._check_head(lines[0][0])
         else:
@@ -209,8 +212,8 @@ class RunJournal:
             file.write(self._pending[written:])
             file.flush()
             os.fsync(file.fileno())
-        self._size, self._pending, self._torn = self._size + len(self._pending), b"", b""
-        self._on_file = self._digest
+        size = self._size + len(self._pending)
+        self._size, self._end, self._pending, self._torn = size, self._pending[-_END:], b"", b""
 
     def arrays(self) -> bytes:
         """Returns the arrays of the last release.
@@ -238,15 +241,14 @@ class RunJournal:
             digest = _digest(digest, entry)
             lines.append(_line(entry, digest))
         self._pending, self._digest = b"".join(lines), digest
-        self._size, self._on_file, self._torn = 0, "", b""
+        self._size, self._end, self._torn = 0, b"", b""
 
     def _written(self, file: BinaryIO) -> int | None:
         """Returns how many bytes of the pending lines the file ends with; None: it is not as this run knows it."""
-        end = f'{self._on_file}"}}\n'.encode() if self._on_file else b""
-        file.seek(max(0, self._size - len(end)))
+        file.seek(self._size - len(self._end))
         found = file.read()
-        rest = found.removeprefix(end)
-        if not found.startswith(end) or not (rest == self._torn or self._pending.startswith(rest)):
+        rest = found.removeprefix(self._end)
+        if not found.startswith(self._end) or not (rest == self._torn or self._pending.startswith(rest)):
             return None
         return 0 if rest == self._torn else len(rest)
 
@@ -274,8 +276,11 @@ def check_paid(released: int, *, used: int, what: str) -> None:
         raise fail("checkpoint", expected, released, "Give the component that paid, or another file.")
 
 
-def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], int, bytes]:
-    """Returns the entries of a file with their digests, the size of its whole lines, and its unfinished last line."""
+def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], bytes, bytes]:
+    """Returns the entries of a file with their digests, its whole lines, and its unfinished last line.
+
+    Tools of Windows may have changed its line ends, and put a byte order mark before it.
+    """
     content = b""
     with suppress(FileNotFoundError):
         content = read_plain(path, MAX_TEXT)
@@ -284,7 +289,7 @@ def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], int, bytes]:
     digest = ""
     for number, raw in enumerate(whole.split(b"\n") if whole else (), start=1):
         what = f"checkpoint, line {number}"
-        line = parse_json(what, raw.decode("ascii", "replace"))
+        line = parse_json(what, raw.decode("utf-8-sig", "replace"))
         entry = line.get("entry") if isinstance(line, dict) else None
         digest = _digest(digest, plain_json(what, entry)) if isinstance(entry, dict) else ""
         if not isinstance(line, dict) or not isinstance(entry, dict) or line.get("digest") != digest:
@@ -292,7 +297,7 @@ def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], int, bytes]:
                 f"{what}: expected what a run wrote there, found other content. Take another file."
             )
         lines.append((entry, digest))
-    return lines, len(whole) + bool(whole), torn
+    return lines, content[: len(content) - len(torn)], torn
 
 
 def _digest(above: str, entry: Mapping[str, Any]) -> str:

@@ -50,6 +50,15 @@ def test_a_path_without_a_file_has_no_component_and_nothing_is_written_before_it
     assert RunJournal.component_in(path) == "mine"
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_tools_of_windows_made_of_a_file_goes_on(path: Path, mark: bytes) -> None:
+    filled(path)
+    path.write_bytes(mark + path.read_bytes().replace(b"\n", b"\r\n"))
+    for number in range(2):
+        journal(path).append({"number": number})
+    assert [entry.get("number") for entry in journal(path).entries] == [None, None, 0, 1]
+
+
 @pytest.mark.parametrize("kept", range(1, 80, 13))
 def test_an_unfinished_last_line_is_dropped(path: Path, kept: int) -> None:
     filled(path)
