@@ -88,7 +88,7 @@ class RunJournal:
 
     Formal guarantees:
       - A line is written and synced as a whole before `append` returns. The unfinished last line of a killed process is
-        dropped: its ticket burnt and was not committed.
+        dropped, unless it lacks its newline alone: its ticket burnt and was not committed.
       - Each line has a digest of itself and of all lines above it. A file that was changed, belongs to another run, or
         was continued by another process is refused, and nothing is written to it.
       - A file that is gone, or is an older copy, gets the lines that it lacks at the next `append` or `flush`.
@@ -121,7 +121,7 @@ class RunJournal:
         lines, on_file, torn = _read(self._path)
         self.entries = [entry for entry, _ in lines[1:]]
         self.is_new = not lines
-        self._pending = b""
+        self._pending = b"\n" if lines and not on_file.endswith(b"\n") else b""
         self._arrays: dict[Path, bytes] = {}
         self._torn = torn if lines else b""  # without a first line it may be a file of something else
         self._digest = lines[-1][1] if lines else ""
@@ -284,20 +284,24 @@ def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], bytes, bytes]:
     content = b""
     with suppress(FileNotFoundError):
         content = read_plain(path, MAX_TEXT)
-    whole, _, torn = content.rpartition(b"\n")
+    *whole, torn = content.split(b"\n")
     lines: list[tuple[dict[str, Any], str]] = []
-    digest = ""
-    for number, raw in enumerate(whole.split(b"\n") if whole else (), start=1):
-        what = f"checkpoint, line {number}"
-        line = parse_json(what, raw.decode("utf-8-sig", "replace"))
-        entry = line.get("entry") if isinstance(line, dict) else None
-        digest = _digest(digest, plain_json(what, entry)) if isinstance(entry, dict) else ""
-        if not isinstance(line, dict) or not isinstance(entry, dict) or line.get("digest") != digest:
-            raise ConfigurationError(
-                f"{what}: expected what a run wrote there, found other content. Take another file."
-            )
-        lines.append((entry, digest))
+    for number, raw in enumerate(whole, start=1):
+        lines.append(_parsed(f"checkpoint, line {number}", raw, lines))
+    with suppress(ConfigurationError):
+        lines.append(_parsed("the last line", torn, lines))
+        torn = b""
     return lines, content[: len(content) - len(torn)], torn
+
+
+def _parsed(what: str, raw: bytes, above: Sequence[tuple[dict[str, Any], str]]) -> tuple[dict[str, Any], str]:
+    """Returns the entry of a line and its digest, behind the lines above it."""
+    line = parse_json(what, raw.decode("utf-8-sig", "replace"))
+    entry = line.get("entry") if isinstance(line, dict) else None
+    digest = _digest(above[-1][1] if above else "", plain_json(what, entry)) if isinstance(entry, dict) else ""
+    if not isinstance(line, dict) or not isinstance(entry, dict) or line.get("digest") != digest:
+        raise ConfigurationError(f"{what}: expected what a run wrote there, found other content. Take another file.")
+    return entry, digest
 
 
 def _digest(above: str, entry: Mapping[str, Any]) -> str:

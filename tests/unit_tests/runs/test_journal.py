@@ -50,6 +50,20 @@ def test_a_path_without_a_file_has_no_component_and_nothing_is_written_before_it
     assert RunJournal.component_in(path) == "mine"
 
 
+@pytest.mark.parametrize("lines", [1, 3])
+def test_a_last_line_that_lacks_its_newline_alone_counts(path: Path, lines: int) -> None:
+    filled(path)
+    whole = b"".join(path.read_bytes().splitlines(keepends=True)[:lines])
+    path.write_bytes(whole[:-1])
+    made = journal(path)
+    assert len(made.entries) == lines - 1
+    made.flush()
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[:-1])
+    journal(path).append({"text": "more"})
+    assert len(journal(path).entries) == lines
+
+
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_what_tools_of_windows_made_of_a_file_goes_on(path: Path, mark: bytes) -> None:
     filled(path)
