@@ -39,7 +39,7 @@ from langchain_core.runnables import RunnableConfig
 from tqdm.auto import tqdm
 
 from langchain_dpicl._opaque import PerProcess, Uncopyable
-from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain, write_bytes
+from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_path, check_target, read_plain, write_bytes
 from langchain_dpicl.backends.rows.rows import Outcome, advance_together
 from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
@@ -114,7 +114,9 @@ class RunJournal:
     def __init__(
         self, path: str | os.PathLike[str], *, component: str, ledger_id: str, dataset_id: str, plan: Mapping[str, Any]
     ) -> None:
-        self._path = check_target("checkpoint", path).absolute()
+        self._given = check_target("checkpoint", path).absolute()
+        # Arrays are written beside the file. Earlier versions wrote them beside the link to it, if one is given.
+        self._path = check_path("checkpoint", self._given)
         digest = _digest("", plain_json("plan", _without_price(plan)))
         terms = dict(zip(_TERMS, (component, ledger_id, dataset_id, digest), strict=True))
         self._head = {"format": FORMAT, "version": VERSION, **terms}
@@ -173,7 +175,7 @@ class RunJournal:
         entry = plain_json("release", entry)
         if arrays is not None:
             # Two files in turn: those of the last release stay until the next line is written.
-            self._arrays[self._beside(len(self.entries))] = arrays
+            self._arrays[_beside(self._path, len(self.entries))] = arrays
             entry["arrays"] = hashlib.sha256(arrays).hexdigest()
         self._add(entry)
         self.flush()
@@ -221,12 +223,12 @@ class RunJournal:
         Raises:
           ConfigurationError: they are not those that were written with it, or there is no file of them.
         """
-        data = b""
-        with suppress(FileNotFoundError):
-            data = read_plain(self._beside(len(self.entries) - 1), MAX_ARRAYS)
-        if hashlib.sha256(data).hexdigest() != self.entries[-1].get("arrays"):
-            raise fail("checkpoint", "the arrays of its last release beside it", "others", "Keep the files together.")
-        return data
+        for path in (self._path, self._given):
+            with suppress(FileNotFoundError):
+                data = read_plain(_beside(path, len(self.entries) - 1), MAX_ARRAYS)
+                if hashlib.sha256(data).hexdigest() == self.entries[-1].get("arrays"):
+                    return data
+        raise fail("checkpoint", "the arrays of its last release beside it", "others", "Keep the files together.")
 
     def _add(self, entry: dict[str, Any]) -> None:
         digest = _digest(self._digest, entry)
@@ -252,15 +254,16 @@ class RunJournal:
             return None
         return 0 if rest == self._torn else len(rest)
 
-    def _beside(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.arrays{number % 2}")
-
     def _check_head(self, found: Mapping[str, Any]) -> None:
         if found.get("format") != FORMAT or found.get("version") != VERSION:
             raise fail("checkpoint", f"a file whose format is {FORMAT!r}, version {VERSION}", "another")
         if other := [name for name in _TERMS if found.get(name) != self._head[name]]:
             advice = "Continue with the same ledger, data set, component and options; or take another file."
             raise fail("checkpoint", "one of this run", f"another run's: differences in {other}", advice)
+
+
+def _beside(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.arrays{number % 2}")
 
 
 def _without_price(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -231,6 +231,20 @@ def test_a_relative_path_stays_where_it_was_when_the_run_was_built(path: Path, m
     assert not list(elsewhere.iterdir())
 
 
+def test_arrays_stand_beside_the_file_that_a_link_leads_to_or_where_an_earlier_version_put_them(path: Path) -> None:
+    (link := path.with_name("link")).symlink_to("disk/run.jsonl")
+    (file := path.with_name("disk") / path.name).parent.mkdir()
+    journal(link).append({"step": 0}, arrays=b"zero")
+    assert journal(link).arrays() == journal(file).arrays() == b"zero"
+    assert [each.name for each in path.parent.glob("link*")] == ["link"]
+    file.with_name("run.jsonl.arrays0").rename(link.with_name("link.arrays0"))
+    made = journal(link)
+    assert made.arrays() == b"zero"
+    for step in (1, 2):
+        made.append({"step": step}, arrays=b"newer")
+        assert journal(file).arrays() == b"newer"
+
+
 def test_arrays_whose_line_was_not_written_do_not_replace_those_of_the_last_release(path: Path) -> None:
     made = journal(path)
     made.append({"step": 0}, arrays=b"zero")
