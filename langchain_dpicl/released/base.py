@@ -108,9 +108,9 @@ def parse_json(what: str, text: str) -> object:
 
 
 def text_in(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:
-    """Returns the text of a plain file; "" for invalid UTF-8, which every reader refuses."""
+    """Returns the text of a plain file without a byte order mark; "" for invalid UTF-8, which every reader refuses."""
     try:
-        return read_plain(path, most).decode("utf-8")
+        return read_plain(path, most).decode("utf-8-sig")
     except UnicodeDecodeError:
         return ""  # not raised here: the decode error would carry the bytes
 

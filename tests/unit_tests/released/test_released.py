@@ -66,9 +66,11 @@ def test_any_other_text_is_refused_with_our_error(content):
         ReleasedDemonstrations.from_json(content)
 
 
-def test_a_lone_surrogate_survives_a_file(tmp_path):
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_lone_surrogate_survives_a_file_before_which_an_editor_may_put_a_mark(tmp_path, mark):
     first = released(examples=({"text": "\ud800 \x00 \u202e"},))
     first.save(tmp_path / "a.json")
+    (tmp_path / "a.json").write_bytes(mark + (tmp_path / "a.json").read_bytes())
     assert ReleasedDemonstrations.load(tmp_path / "a.json") == first
 
 
