@@ -551,8 +551,8 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         public |= {"other_label": reading.other_label} if other else {}
         name, journal = RunJournal.of(checkpoint, component, "pate", budget=spender, private=private, plan=public)
         lines = journal.entries if journal is not None else ()
-        answered = {inputs.query_of(PoolEntry.from_dict(line).fields) for line in lines}
-        queries = [None if (query := inputs.query_of(one.fields)) in answered else query for one in entries]
+        answered = {key_of(PoolEntry.from_dict(line).fields) for line in lines}
+        queries = [None if key_of(one.fields) in answered else inputs.query_of(one.fields) for one in entries]
         _check_room(engine, words, queries, max_queries=plan.max_queries)
         declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
         reads = (scorer.calibrates, scorer.counts_other)

@@ -161,9 +161,10 @@ def test_a_checkpoint_with_labels_of_another_task_is_refused(tmp_path: Path) -> 
     private, budget = examples(), house()
     first = labeler(private, budget=budget, component="a")
     terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": private.dataset_id, "plan": first._public}
-    fields = {"text": CARD}
-    for number, (label, status) in enumerate([("loan", "labelled"), ("card", "public"), (None, "waiting")]):
+    forgeries = [("loan", "labelled", "text"), ("card", "public", "text"), (None, "waiting", "text")]
+    for number, (label, status, field) in enumerate([*forgeries, ("card", "labelled", "tExt")]):
         forged = RunJournal(tmp_path / f"{number}", component="a", **terms)
-        forged.append({"fields": fields, "label": label, "status": status, "votes": None})
-        with pytest.raises(ConfigurationError, match="checkpoint: expected releases with labels of this task"):
+        forged.append({"fields": {field: CARD}, "label": label, "status": status, "votes": None})
+        expected = "checkpoint: expected releases with labels of this task" if field == "text" else "expected .*'text'"
+        with pytest.raises(ConfigurationError, match=expected):
             labeler(private, budget=budget, checkpoint=tmp_path / f"{number}")
