@@ -334,6 +334,9 @@ def identity_of(private: PrivateExamples) -> Hashable:
 DEFAULT_EPSILON = 0.1
 """Share of an evaluation: with 2,000 units the 95 % interval of an accuracy of .8 is +-3 points by `Exact`, at most."""
 
+_MANY_UNNAMED = 0.1
+"""Share of answers without a label from which a result mentions them."""
+
 
 @dataclass(frozen=True)
 class EvaluationResult(Saved):
@@ -463,9 +466,17 @@ class EvaluationResult(Saved):
         rows = [f"{name}: {_points(self.mean(name))}" for name in self.evaluators]
         if self.is_paired:
             rows += [f"{name}, above the baseline: {_points(self.difference(name))}" for name in self.evaluators]
+        rows += [words for one in self.evaluators.values() if one.labels and (words := self._unnamed(one))]
         return "\n".join(
             [*rows, f"epsilon {format_rounded_up(self.plan.epsilon, 4)}, {self.plan.sample:,} units read on average"]
         )
+
+    def _unnamed(self, one: BoundEvaluator) -> str:
+        """Says how many answers name no label, where the released counts show that they are many."""
+        _, outside = one.cells[-1]
+        found = self._ratio(one, [float(said == outside) for _, said in one.cells]).estimate(of="data")
+        share = f"{one.name}: about {100 * found.value:.0f} % of the answers name no label, or their calls failed"
+        return f"{share}; ask the chain a public question to see why" if found.low > _MANY_UNNAMED else ""
 
 
 def _points(found: Estimate) -> str:

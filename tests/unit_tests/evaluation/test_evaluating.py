@@ -8,6 +8,7 @@ import io
 import json
 import math
 import queue
+import re
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -102,6 +103,7 @@ def test_counts_and_figures_are_those_of_the_chain():
     assert found.accuracy.low > 0.9
     assert found.recall("transfer").low > 0.8
     assert "epsilon 2" in str(found)
+    assert "name no label" not in str(found)
     assert_verified_unless_edited(found, lambda released: released["exact"].update(mean=[0.97, 0.95, 0.99]))
 
 
@@ -134,6 +136,12 @@ def test_a_record_that_fails_counts_as_wrong_and_moves_no_other():
     found = dp_evaluate(TEMPLATE | reader(), examples(broken=100), evaluators=Exact(), budget=budget(), epsilon=2.0)
     assert abs(found.confusion["transfer", "other"] - 100) < FAR
     assert abs(found.confusion["card", "card"] - 600) < FAR
+
+
+def test_answers_that_name_no_label_are_told_where_they_are_many():
+    chain = TEMPLATE | reader(declined="it is a card, or a transfer")
+    found = dp_evaluate(chain, examples(), evaluators=Exact(), budget=budget(), epsilon=2.0)
+    assert re.search(r"exact: about (100|9\d) % of the answers name no label, or their calls failed; ask", str(found))
 
 
 class ServerIsBusyError(Exception):
