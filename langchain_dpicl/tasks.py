@@ -616,7 +616,10 @@ class PublicRecords:
         return cls(records, text_key, label_key, known, fields)
 
 
-_OTHER_NAMES = "Name a field of yours: text_key=, label_key= (--text-key, --label-key), or templates of several fields."
+_OTHER_NAMES = (
+    "Name a field of yours: text_key=, label_key= (--text-key, --label-key), or templates of several fields. "
+    "To rehearse for records whose fields have these names, rename yours instead."
+)
 
 
 def refuse_private(examples: object, instead: str) -> None:

@@ -402,6 +402,8 @@ class Rehearsal(SavedRehearsal):
             if found is not None and mine != found:
                 shown = (mine, found) if name != "wording" else ("the rehearsed templates", "other ones")
                 advice = "Rehearse with the model, labels and templates of the component."
+                if name == "wording":
+                    advice += " The usual templates show the names of fields: name the public file's as the records'."
                 raise fail(f"rows: rehearsal.{name}", str(shown[0]), shown[1], advice)
         if content_free and tuple(content_free) != self.content_free:
             raise fail("LabelAnswers.content_free", f"{self.content_free}, as rehearsed", tuple(content_free))
