@@ -38,7 +38,7 @@ def main() -> None:
     records = bank_questions(num_per_label=SIZE)
     private = PrivateExamples(
         [{**record, "customer": number} for number, record in enumerate(records)],
-        unit_key="customer",  # protected together; the first message of each is used (records_per_unit=1)
+        unit_key="customer",  # protected together; one message of each is used (records_per_unit=1)
         label_key="label",
         labels=LABELS,
         public_size=dict.fromkeys(LABELS, SIZE),

@@ -320,7 +320,10 @@ def _unit_lines(data: Data, found: _Found) -> Iterable[str]:
             if (name := unit_name(value)) is not None:
                 labels[name].add(label_text(label) if _is_label(label) else None)
         if mixed := sum(len(each) > 1 for each in labels.values()):
-            yield f"with several labels: {mixed:,}, each keeps the records of its most frequent one"
+            yield (
+                f"with several labels: {mixed:,}, each keeps the records of its most frequent one; where several are "
+                "as frequent, of the one declared first"
+            )
 
 
 def _refused(declared: _Declared, found: _Found) -> tuple[bool, list[str]]:

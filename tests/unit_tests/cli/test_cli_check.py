@@ -278,6 +278,7 @@ def test_persons_are_counted_with_what_becomes_of_their_records(check: Any, tmp_
     assert "3 values of 'user', 1 of them on several records, at most 2" in out
     assert "names that differ from another in case or spaces alone: 1" in out
     assert "with several labels: 1, each keeps" in out
+    assert "where several are as frequent, of the one declared first" in out
 
 
 def test_a_person_counts_for_its_most_frequent_label_alone(check: Any, tmp_path: Path) -> None:
