@@ -104,6 +104,12 @@ class TestWhatIsReleased:
         assert set(found.words) == {"friend", "otter", "sings", "night"}
         assert found.report["plan"]["words"]["rule"]["denied"] == ["gorgon", "the", "velda"]
 
+    def test_frequent_words_of_another_language_take_no_vote_where_they_are_denied(self) -> None:
+        german, budget = notes(["geehrte damen, lieferung und rechnung, mit freundlichen"] * 400), house()
+        assert set(finder(german, budget, max_values=2).run().words) == {"damen", "freundlichen"}
+        found = finder(german, budget, max_values=2, deny=["geehrte damen", "und mit freundlichen"]).run()
+        assert set(found.words) == {"lieferung", "rechnung"}
+
     def test_a_unit_counts_once_however_many_records_it_has(self) -> None:
         records = [{"text": f"{CANARY} again", "user": "loud"}] * 500
         private = notes(records, unit_key="user", records_per_unit=500)
