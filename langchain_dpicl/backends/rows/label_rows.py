@@ -52,13 +52,7 @@ from langchain_dpicl.backends.sync_async import (
     run_sync,
     start_calls,
 )
-from langchain_dpicl.exceptions import (
-    CapabilityError,
-    ConfigurationError,
-    DPICLError,
-    ModelCallError,
-    NoisyPlanWarning,
-)
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, NoisyPlanWarning
 
 # All readers compute each row from its own numbers, in order, by operations that IEEE 754 rounds one by one: a row's
 # numbers cannot depend on its place or on other rows. No number makes a reader raise.
@@ -1012,12 +1006,7 @@ class _PublicTextsRequest:
         found |= yield self._each_alone(texts[:num_alone])
         for first in range(num_alone, len(texts), MOST_AT_ONCE):
             batch = texts[first : first + MOST_AT_ONCE]
-            read: dict[str, LabelScores | ModelCallError] = {}
-            try:
-                read = self._read(batch, (yield self.scorer.score(batch)))
-            except Exception as error:
-                if not self.keep_errors or isinstance(error, DPICLError):
-                    raise
+            read = self._read(batch, (yield self.scorer.score(batch)))
             found |= read | (yield self._each_alone([text for text in batch if text not in read]))
         return found
 
@@ -1026,7 +1015,7 @@ class _PublicTextsRequest:
         refused = {}
         for text in self.texts:
             try:
-                public_call(partial(check, text))
+                check(text)
             except ModelCallError as error:
                 if not self.keep_errors:
                     raise

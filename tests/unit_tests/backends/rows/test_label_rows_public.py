@@ -442,24 +442,6 @@ class TestManyPublicPrompts:
         assert isinstance(found["<value>"], ModelCallError)
         assert len(found["a"]) == 3
 
-    @DRIVERS
-    @pytest.mark.parametrize("method", ["score_choices", "check_public"])
-    def test_where_errors_are_kept_one_of_a_batch_costs_one_text_too(
-        self, method: str, is_async: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fails(prompts: Any, *choices: Any) -> Any:
-            if "bad" in prompts:
-                raise ValueError(CANARY)
-            return Choices().score_choices(prompts, *choices) if choices else None
-
-        monkeypatch.setattr(engine := Choices(), method, fails, raising=False)
-        rows = LabelRows(engine, LABELS, calibrate=False)
-        ask = rows.request_public_texts(["a", "b", "bad", "c"], is_whole=True, keep_errors=True)
-        found = asyncio.run(ask.arun()) if is_async else ask.run()
-        assert {text for text, one in found.items() if isinstance(one, ModelCallError)} == {"bad"}
-        assert CANARY not in str(found["bad"])
-        assert len(found) == 4
-
 
 class Counting(TextChat):
     """Notes how many of its calls are in flight at once; they stay until as many as hoped have been, on any machine."""
