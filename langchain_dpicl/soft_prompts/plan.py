@@ -548,8 +548,6 @@ def engine_of(
         if task is not None or wanted.replace(init_text=None) != SoftPromptConfig():
             expected = "no task, and of a prompt init_text alone, together with an engine, which has its own"
             raise fail("task, prompt", expected, "others")
-        if hasattr(llm, "check_writes"):
-            llm.check_writes()
         return llm
     if isinstance(llm, str | os.PathLike | HuggingFaceBackend):
         llm = TrainableModel(llm)
