@@ -640,9 +640,11 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         self.survival = survival
         self._has_told = False
         self._resume()
+        has_paid = bool(self._journal and self._journal.entries)
+        is_spent = not has_paid and all(map(self._has_no_ticket, populations))
         for population in populations:
             remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
-            if not remaining and not (self._journal and self._journal.entries):
+            if is_spent or (self._journal is None and not remaining):
                 continue  # the ledger refuses its rounds and says why
             check_paid(population.rounds, used=plan.rounds - remaining, what="rounds")
             # The ledger may have charged more rounds than are here; the smaller number is safe.

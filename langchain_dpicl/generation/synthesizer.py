@@ -556,10 +556,16 @@ class DraftRun(ReleaseRun[Item, Result]):
           PrivacyBudgetExceededError: no text has a ticket left, and the journal holds nothing that they paid for.
         """
         blocks, deals = self._blocks, self._deals
+
+        def is_gone(one: PartialText) -> bool:
+            return deals.is_gone(one.label) if deals is not None else not blocks.allot(one)
+
         if self._journal is not None:
-            if deals.is_gone(draft.label) if deals is not None else not blocks.allot(draft):
-                paid = (self._journal.entries, *(one.spent for one in self._drafts.values()))
-                if not any(paid) and not self._texts_left():
+            if is_gone(draft):
+                # Words that were lost leave a line too.
+                has_paid = any(entry.get("words", True) for entry in self._journal.entries)
+                has_paid = has_paid or any(one.spent for one in self._drafts.values())
+                if not has_paid and all(map(is_gone, self._drafts.values())):
                     raise self._used("the tickets of its texts")
                 return None
             if deals is None:
@@ -707,11 +713,6 @@ class DraftRun(ReleaseRun[Item, Result]):
         advice = "Go on with that run (`error.run`), or with its checkpoint; or take another component name."
         return PrivacyBudgetExceededError(f"{msg} {advice}", requested=1, remaining=0)
 
-    def _texts_left(self) -> int:
-        """Returns how many tickets of texts the share has."""
-        tickets = self._blocks.plan.text_tickets()
-        return sum(self.share.remaining(ticket.template, label=ticket.label) for ticket in tickets)
-
     def _record_once(self, entry: Mapping[str, Any], ticket: Reservation | None = None) -> None:
         """Writes a release into the journal unless it stands there: an earlier call may have been stopped before."""
         if self._journal is not None and not self._journal.holds(entry):
@@ -758,7 +759,8 @@ class DraftRun(ReleaseRun[Item, Result]):
         texts = len(self._drafts)
         missing = texts - len(self._written()) if self.is_finished else 0
         if missing and missing == texts and not has_more:
-            remaining = self._texts_left()
+            tickets = self._blocks.plan.text_tickets()
+            remaining = sum(self.share.remaining(ticket.template, label=ticket.label) for ticket in tickets)
             msg = (
                 f"{self.component!r}: requested {missing} {self._item_name}s, found none; remaining tickets: "
                 f"{remaining}. Each is empty, or its tickets were lost, or used by another run. What this run released "

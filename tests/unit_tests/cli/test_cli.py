@@ -1242,10 +1242,12 @@ class TestAnInterruptedRun:
         assert released.verify().ok
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-    @pytest.mark.parametrize("sampling", ["poisson", "disjoint"])
+    @pytest.mark.parametrize(
+        "given", ["rows.sampling=poisson", "rows.sampling=disjoint", "decoding.released_words=true"]
+    )
     @pytest.mark.parametrize("kept", [(), ("--checkpoint", "new.ckpt")])
     def test_a_run_without_tickets_left_writes_nothing(
-        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[str, ...], sampling: str
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[str, ...], given: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
         ledger, out = str(tmp_path / "ledger.db"), tmp_path / "again.json"
@@ -1255,16 +1257,7 @@ class TestAnInterruptedRun:
 
             def generated(_: Any) -> tuple[int, str]:
                 with contextlib.redirect_stderr(io.StringIO()) as said:
-                    paid = (
-                        "--ledger",
-                        ledger,
-                        "--component",
-                        "mine",
-                        "--set",
-                        f"rows.sampling={sampling}",
-                        "--max-tokens",
-                        "1",
-                    )
+                    paid = ("--ledger", ledger, "--component", "mine", "--set", given, "--max-tokens=1")
                     code = generate(records, path, *paid, *more)
                 return code, said.getvalue()
 
@@ -1275,7 +1268,7 @@ class TestAnInterruptedRun:
         for _ in range(2):
             code, said = run(out, *kept)
             assert code == 3
-            assert ("its checkpoint" if kept else "remaining") in said
+            assert ("its checkpoint" if kept or "words" in given else "remaining") in said
             assert not out.exists()
 
     @pytest.mark.parametrize("more", [(), ("--set", "rows.sampling=disjoint")])
