@@ -192,8 +192,6 @@ class PerCallFile:
             return
         if code in _BROKEN:
             raise self.broken(words)
-        if code == sqlite3.SQLITE_CANTOPEN and file_identity_or_none(self.path) is None:
-            words += ": no file is there"
         advice = "Nothing is granted. Look at the disk, its free space and who else writes; then try again."
         raise LedgerUnavailableError(f"{self._kind.word} {self.path.name}: cannot be used now ({words}). {advice}")
 
