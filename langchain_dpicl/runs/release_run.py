@@ -131,7 +131,7 @@ class RunJournal:
         if lines:
             self._check_head(lines[0][0])
         else:
-            self._start_over()
+            self._pending, self._digest = next(self._own_lines())
 
     @staticmethod
     def component_in(path: str | os.PathLike[str] | None) -> str | None:
@@ -198,9 +198,9 @@ class RunJournal:
             if fcntl is not None:  # another run may not write between the look and the line
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
-            if (written := self._written(file)) is None:
-                self._start_over()
-                written = self._written(file)
+            if (written := self._written(file)) is None and self._rejoin():
+                logger.warning("checkpoint: the file was gone, or an older copy; it is written whole again")
+                written = 0
             if written is None:
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
@@ -215,7 +215,8 @@ class RunJournal:
             file.flush()
             os.fsync(file.fileno())
         size = self._size + len(self._pending)
-        self._size, self._end, self._pending, self._torn = size, self._pending[-_END:], b"", b""
+        end = (self._end + self._pending)[-_END:]
+        self._size, self._end, self._pending, self._torn = size, end, b"", b""
 
     def arrays(self) -> bytes:
         """Returns the arrays of the last release.
@@ -236,14 +237,26 @@ class RunJournal:
         # All or none, where Ctrl-C comes.
         self._pending, self._digest, self.entries = pending, digest, [*self.entries, entry]
 
-    def _start_over(self) -> None:
-        """Makes all lines pending, for a file that holds none or only the first of them."""
-        lines, digest = list[bytes](), ""
+    def _own_lines(self) -> Iterator[tuple[bytes, str]]:
+        """Yields all lines of this run, with their digests."""
+        digest = ""
         for entry in (self._head, *self.entries):
             digest = _digest(digest, entry)
-            lines.append(_line(entry, digest))
-        self._pending, self._digest = b"".join(lines), digest
-        self._size, self._end, self._torn = 0, b"", b""
+            yield _line(entry, digest), digest
+
+    def _rejoin(self) -> bool:
+        """Makes the lines pending that the file lacks; False, and nothing changes: it holds others than this run's."""
+        try:
+            lines, on_file, torn = _read(self._path)
+        except ConfigurationError:
+            return False
+        own = list(self._own_lines())
+        if [digest for _, digest in lines] != [digest for _, digest in own[: len(lines)]] or (torn and not lines):
+            return False
+        pending = b"".join(line for line, _ in own[len(lines) :])
+        pending = pending if not lines or on_file.endswith(b"\n") else b"\n" + pending
+        self._pending, self._size, self._end, self._torn = pending, len(on_file), on_file[-_END:], torn
+        return True
 
     def _written(self, file: BinaryIO) -> int | None:
         """Returns how many bytes of the pending lines the file ends with; None: it is not as this run knows it."""

@@ -181,6 +181,19 @@ def test_a_file_that_is_gone_or_is_an_older_copy_gets_what_it_lacks(path: Path, 
         first.append({"text": "of the first"})
 
 
+def test_a_file_that_was_refused_goes_on_when_it_or_a_copy_of_it_is_put_back(path: Path) -> None:
+    filled(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    (made := journal(path)).flush()
+    mine = path.read_bytes()
+    path.write_bytes(b"x" * (len(mine) - 1) + b"\n")
+    with pytest.raises(ConfigurationError, match="another run wrote to"):
+        made.append({"text": "more"})
+    path.write_bytes(mine.replace(b"\n", b"\r\n") + b'{"entry"')  # the end of a line that was torn
+    made.flush()
+    assert journal(path).entries == made.entries
+
+
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_failed_write_is_made_good_by_the_next(path: Path, monkeypatch: pytest.MonkeyPatch, *, is_gone: bool) -> None:
     made = filled(path)
