@@ -169,11 +169,12 @@ def check_newest(run: Any, out: Path) -> None:
         return
     held, known = read_json(file), json.loads(run.result.to_json())
     ledgers = [state["report"].get("ledger_id", known["report"].get("ledger_id")) for state in (held, known)]
-    advice = "Bring the newest checkpoint back, or give another --out."
+    advice = "An older copy lacks what came later, and a stop what it released last: bring the newest back, or give"
+    advice += " another --out."
     if ledgers[0] != ledgers[1]:
         raise fail("--checkpoint", f"one of the ledger that paid for {str(file)!r}", "another ledger's", advice)
     if _paid_for(held, known) - _paid_for(known, known):
-        raise fail("--checkpoint", f"all that {str(file)!r} holds", "an older copy", advice)
+        raise fail("--checkpoint", f"all that {str(file)!r} holds", "less", advice)
 
 
 def _is_paid(released: Any) -> bool:
@@ -191,7 +192,7 @@ def _paid_for(state: dict[str, Any], known: dict[str, Any]) -> Counter[str]:
     """
     if "step" in known["report"]:
         step = state["report"].get("step")
-        return Counter(step=step if isinstance(step, int) else 0)
+        return +Counter(step=step if isinstance(step, int) else 0)  # none is no key
     named = {**state["report"], **state}
     parts = {name: named.get(name, []) for name, part in {**known["report"], **known}.items() if isinstance(part, list)}
     if wrong := [name for name, part in parts.items() if not isinstance(part, list)]:

@@ -1320,7 +1320,7 @@ class TestAnInterruptedRun:
             release(run, Call(arguments, settings, print, print), shown=str, budget=None)
 
         run = Run()
-        refused = r"--checkpoint: expected all that '.*' holds, found 'an older copy'"
+        refused = r"--checkpoint: expected all that '.*' holds, found 'less'"
         with pytest.raises(ConfigurationError, match=refused):
             again(run)
         assert ReleasedDemonstrations.load(out) == released("a", "b")

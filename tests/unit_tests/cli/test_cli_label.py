@@ -208,6 +208,20 @@ def test_the_paid_label_of_an_evolution_is_saved_where_another_lost_its_tickets(
     assert [each["topic"] for each in ReleasedDemonstrations.load(folder / "out.json").examples] == ["good"]
 
 
+def test_an_evolution_that_stops_before_its_first_round_saves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stops(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrivateEvolution, "_keep", stops)
+    candidates = ("--set", 'evolution.candidates=["a card payment was declined", "a boat on the sea"]')
+    given = ("--public-size", "300", "--epsilon", "8", "--delta", "1e-6", *EVOLVING, *candidates)
+    assert main(["evolve", "records.jsonl", *given, "--out", "out.json"]) == 130
+    assert "Nothing was released." in capsys.readouterr().err
+    assert not (folder / "out.json").exists()
+
+
 def test_an_older_checkpoint_replaces_no_later_round_of_an_evolution(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +235,7 @@ def test_an_older_checkpoint_replaces_no_later_round_of_an_evolution(
         assert ReleasedDemonstrations.load(folder / "out.json").report["step"] == 2
         (folder / "kept").write_text("".join((folder / "kept").read_text().splitlines(keepends=True)[:lines]))
         monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
-    assert "--checkpoint: expected all that 'out.json' holds, found 'an older copy'." in capsys.readouterr().err
+    assert "--checkpoint: expected all that 'out.json' holds, found 'less'." in capsys.readouterr().err
 
 
 def train(*more: str) -> int:
@@ -273,7 +287,7 @@ def test_a_prompt_whose_last_step_was_paid_in_vain_is_saved_by_the_next_command(
     monkeypatch.setattr(PromptDPSGD, "step", property(lambda _: 1))  # as with an older copy of the checkpoint
     monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
     assert train_engine(folder, *kept) == 2
-    assert "--checkpoint: expected all that 'soft/soft_prompt.json' holds, found 'an older" in capsys.readouterr().err
+    assert "--checkpoint: expected all that 'soft/soft_prompt.json' holds, found 'less'" in capsys.readouterr().err
     assert SoftPrompt.load(folder / "soft").report["step"] == 2
 
 
