@@ -465,8 +465,8 @@ _OPEN_FIELDS = ("entry", "component", "template", "label", "count", "stamp", "ho
 
 
 _OPEN_WORDS = (
-    "Reservations neither committed nor given back: running now, or left by a crash. All of them count as spent. "
-    "For the operator: not part of a report that is published beside releases."
+    "Reservations neither committed nor given back: running now, held by an idle process, or left by a crash. All of "
+    "them count as spent. For the operator: not part of a report that is published beside releases."
 )
 
 

@@ -892,16 +892,11 @@ def _plan_of_votes(settings: Settings, private: PrivateExamples, proposal: Propo
 
 
 def _voting(settings: Settings, compares: bool) -> Output:
-    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.runs.query_plan import compare_queries
-    from langchain_dpicl.tasks import VotingTask, wording_digest
 
     source, max_queries = _source(settings), _needed(settings, "max_queries")
     names, readings = _labels(settings, source), _readings(settings, source)
     private, labels, wordings = declared(settings, names), len(names), num_wordings(settings)
-    if isinstance(source, Rehearsal) and settings.data.label_key is not None and _named_labels(settings):
-        task = VotingTask.of(private, settings.wording, settings.answers)
-        source.check_fits(labels=task.labels, wording=wording_digest(task))  # as the vote will
     size = private.public_size_of(None)
     proposal = _proposal(settings, source, size, max_queries)
     plan: QueryPlan = _plan_of_votes(settings, private, proposal)

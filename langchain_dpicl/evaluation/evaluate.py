@@ -474,8 +474,10 @@ class EvaluationResult(Saved):
     def _unnamed(self, one: BoundEvaluator) -> str:
         """Says how many answers name no label, where the released counts show that they are many."""
         _, outside = one.cells[-1]
-        found = self._ratio(one, [float(said == outside) for _, said in one.cells]).estimate(of="data")
-        share = f"{one.name}: about {100 * found.value:.0f} % of the answers name no label, or their calls failed"
+        found = self._ratio(one, [float(said == outside) for _, said in one.cells]).estimate(
+            of="data", confidence=0.999
+        )
+        share = f"{one.name}: at least {int(100 * found.low)} % of the answers name no label, or their calls failed"
         return f"{share}; ask the chain a public question to see why" if found.low > _MANY_UNNAMED else ""
 
 

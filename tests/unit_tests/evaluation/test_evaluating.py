@@ -141,7 +141,7 @@ def test_a_record_that_fails_counts_as_wrong_and_moves_no_other():
 def test_answers_that_name_no_label_are_told_where_they_are_many():
     chain = TEMPLATE | reader(declined="it is a card, or a transfer")
     found = dp_evaluate(chain, examples(), evaluators=Exact(), budget=budget(), epsilon=2.0)
-    assert re.search(r"exact: about (100|9\d) % of the answers name no label, or their calls failed; ask", str(found))
+    assert re.search(r"exact: at least [89]\d % of the answers name no label, or their calls failed; ask", str(found))
 
 
 class ServerIsBusyError(Exception):
