@@ -172,7 +172,9 @@ def check_newest(run: Any, out: Path) -> None:
     advice = "An older copy lacks what came later, and a stop what it released last: bring the newest back, or give"
     advice += " another --out."
     if ledgers[0] != ledgers[1]:
-        raise fail("--checkpoint", f"one of the ledger that paid for {str(file)!r}", "another ledger's", advice)
+        raise fail(
+            "--checkpoint", f"one of the ledger that paid for {str(file)!r}", "another ledger's", "Give another --out."
+        )
     if _paid_for(held, known) - _paid_for(known, known):
         raise fail("--checkpoint", f"all that {str(file)!r} holds", "less", advice)
 

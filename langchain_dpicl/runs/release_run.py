@@ -199,8 +199,8 @@ class RunJournal:
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
             if (written := self._written(file)) is None and self._rejoin():
-                logger.warning("checkpoint: the file was gone, or an older copy; it is written whole again")
-                written = 0
+                logger.warning("checkpoint: expected the file as this run left it; what it lacks is written again")
+                written = self._written(file)  # under the name another one may stand by now
             if written is None:
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
