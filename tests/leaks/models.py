@@ -20,7 +20,7 @@ from tests.canary import RECORD, VOTE
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError
 
 RECORDS = [{"text": f"my card {RECORD}", "topic": "card", "user": f"{RECORD}-{number}"} for number in range(6)]
-PUBLIC = {" my": 0.5, " card": 0.3, "\n": 0.1}
+PUBLIC = {" my": 0.5, " card": 0.3, " late": 0.1}  # none ends a text: noise would leave one in a thousand empty
 PRIVATE = {f" {VOTE}": 0.6, " my": 0.3, " card": 0.1}
 
 ONCE = RetryPolicy(max_attempts=1)
