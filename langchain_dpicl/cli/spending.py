@@ -169,7 +169,7 @@ def check_newest(run: Any, out: Path) -> None:
         return
     held, known = read_json(file), json.loads(run.result.to_json())
     ledgers = [state["report"].get("ledger_id", known["report"].get("ledger_id")) for state in (held, known)]
-    advice = "An older copy lacks what came later, and a stop what it released last: bring the newest back, or give"
+    advice = "It may be an older copy, or lack what was released as a command stopped: bring the newest back, or give"
     advice += " another --out."
     if ledgers[0] != ledgers[1]:
         raise fail(
@@ -194,7 +194,7 @@ def _paid_for(state: dict[str, Any], known: dict[str, Any]) -> Counter[str]:
     """
     if "step" in known["report"]:
         step = state["report"].get("step")
-        return +Counter(step=step if isinstance(step, int) else 0)  # none is no key
+        return +Counter(step=step if isinstance(step, int) else 0)  # without +, zero steps would count as an item
     named = {**state["report"], **state}
     parts = {name: named.get(name, []) for name, part in {**known["report"], **known}.items() if isinstance(part, list)}
     if wrong := [name for name, part in parts.items() if not isinstance(part, list)]:
