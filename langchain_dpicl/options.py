@@ -322,9 +322,9 @@ class LabelAnswers(Option):
         declares or a rehearsal finds that it does better without. False: where whole labels are scored, a label whose
         text begins another's ("card", "card arrival") is always the likelier one.
       content_free: inputs without content.
-      abstain_below: share of the expected votes that an answer needs, in (0, 1]; "auto": above what noise and chance
-        reach; "never": the label with the most noisy votes always. None: "never" for voting, "auto" for PATE and
-        retrieval. It costs nothing.
+      abstain_below: share of the expected votes that an answer needs, in (0, 1]; "auto": half of an even share, which
+        larger noise passes alone (retrieval: what noise alone reaches in one of twenty queries); "never": the label
+        with the most noisy votes always. None: "never" for voting, "auto" for PATE and retrieval. It costs nothing.
       min_votes: the same in noisy votes, where no number of votes can be expected (retrieval).
       abstain_label: the answer where no label is given.
       scores: release the noisy votes with the label, on the same ticket.

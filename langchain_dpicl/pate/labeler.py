@@ -490,7 +490,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             histogram per input, from which threshold and label both come; `ConfidentGNMax` is the paper's.
           answers: a `LabelAnswers`: how votes are read, and which share of the votes a label needs; see there. Other
             inputs are rejected. By default half of the share of uniformly random votes, so that inputs are rejected if
-            most teachers give no vote. `ConfidentGNMax` has a threshold of its own instead.
+            most teachers give no vote, unless the noise alone is larger. `ConfidentGNMax` has a threshold of its own.
           component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
           checkpoint: file that every released label is written to before its ticket is committed. If it exists, the run
             continues from it, with the same ledger, data set and options only; `result.save` writes the labels.
