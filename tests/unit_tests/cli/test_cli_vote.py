@@ -236,6 +236,23 @@ def test_an_answer_is_added_to_what_has_the_name_by_then(
     assert len(lines_of(out)) == 1 + is_kept
 
 
+def test_a_file_that_nothing_can_be_added_to_is_told_before_an_answer_is_paid_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opened(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if self == out and mode == "a":
+            raise PermissionError(13, "Permission denied", str(self))
+        return opens(self, mode, *args, **options)
+
+    opens, out = Path.open, Path("answers.jsonl")
+    out.write_text('{"query": "earlier"}\n')
+    monkeypatch.setattr(Path, "open", opened)
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--out", str(out), "--json") == 2
+    said = capsys.readouterr()
+    assert "answers.jsonl: Permission denied" in said.err
+    assert not said.out  # an answer that is paid for is printed
+
+
 def test_an_answer_never_continues_a_line_that_a_full_disk_has_cut(tmp_path: Path) -> None:
     for before in ("", '{"query": "a"}\n', '{"query": "a"}\n{"query": "b", "la'):
         (file := tmp_path / "answers.jsonl").write_text(before)
