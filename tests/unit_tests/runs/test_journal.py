@@ -181,6 +181,29 @@ def test_a_file_that_is_gone_or_is_an_older_copy_gets_what_it_lacks(path: Path, 
         first.append({"text": "of the first"})
 
 
+def test_a_file_that_loses_its_name_to_an_older_copy_in_between_is_not_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = filled(path).entries and path.read_bytes()
+    (made := journal(path)).append({"text": "three"})
+    path.unlink()
+    (other := journal(path)).append({"text": "of the other"})
+
+    def rejoin(self: RunJournal) -> bool:
+        path.rename(path.with_name("others"))
+        path.write_bytes(older)
+        return joined(self)
+
+    joined = RunJournal._rejoin
+    with monkeypatch.context() as patched:
+        patched.setattr(RunJournal, "_rejoin", rejoin)
+        with pytest.raises(ConfigurationError, match="another run wrote to"):
+            made.append({"text": "four"})
+    assert journal(path.with_name("others")).entries == other.entries
+    made.flush()
+    assert [entry["text"] for entry in journal(path).entries][2:] == ["three", "four"]
+
+
 def test_a_file_that_was_refused_goes_on_when_it_or_a_copy_of_it_is_put_back(path: Path) -> None:
     filled(path)
     path.write_bytes(path.read_bytes()[:-1])
