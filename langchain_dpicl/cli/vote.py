@@ -232,7 +232,7 @@ def _check_added_to(out: Path) -> None:
     """Refuses to add answers to a file of something else, which may be paid for."""
     line = ""
     if out.exists():
-        out.open("a").close()  # one that is read-only is told before an answer is paid for
+        out.open("a").close()  # one that is read-only is refused before an answer is paid for
         with out.open(encoding="utf-8", errors="replace") as file:
             line = file.readline(MAX_TEXT).strip()
     try:
