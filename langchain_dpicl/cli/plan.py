@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.retrieval import RetrievalPlan
     from langchain_dpicl.runs.query_plan import QueryOption, QueryPlan, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
+    from langchain_dpicl.tasks import VotingTask
 
 
 _BOTH = "Give --documents-per-topic 0 for words of each topic alone, without a model, or N for N texts of each."
@@ -891,12 +892,27 @@ def _plan_of_votes(settings: Settings, private: PrivateExamples, proposal: Propo
     return plan_of_run(settings, private, **more)
 
 
+def task_of(settings: Settings, private: PrivateExamples, rehearsal: Rehearsal | None) -> VotingTask:
+    """Returns what is voted on; refuses a rehearsal of another task, as far as that is known before the model is."""
+    from langchain_dpicl.tasks import VotingTask, wording_digest
+
+    task = VotingTask.of(private, settings.wording, settings.answers)
+    if rehearsal is not None:
+        rehearsal.check_fits(labels=task.labels, wording=wording_digest(task))
+    return task
+
+
 def _voting(settings: Settings, compares: bool) -> Output:
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.runs.query_plan import compare_queries
 
     source, max_queries = _source(settings), _needed(settings, "max_queries")
     names, readings = _labels(settings, source), _readings(settings, source)
     private, labels, wordings = declared(settings, names), len(names), num_wordings(settings)
+    # As a vote will, which takes a rehearsal in place of rows. Of a made-up label or field no wording is known.
+    is_chosen = settings.get("rows") is None and private.label_key == settings.data.label_key
+    if is_chosen and isinstance(source, Rehearsal) and set(names) == set(source.labels):
+        task_of(settings, private, source)
     size = private.public_size_of(None)
     proposal = _proposal(settings, source, size, max_queries)
     plan: QueryPlan = _plan_of_votes(settings, private, proposal)

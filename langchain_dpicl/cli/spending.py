@@ -36,7 +36,7 @@ from langchain_dpicl.cli.inputs import (
 )
 from langchain_dpicl.cli.ledger import remaining_text, writes_utf8
 from langchain_dpicl.cli.parser import DONE, INTERRUPTED, Parser, exit_code_of
-from langchain_dpicl.cli.plan import planned
+from langchain_dpicl.cli.plan import planned, task_of
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.options import Noise, noise_of
 from langchain_dpicl.privacy._validate import fail
@@ -298,17 +298,9 @@ def share_of(settings: Settings) -> dict[str, Any]:
 
 
 def voted_on(settings: Settings) -> tuple[PrivateExamples, FewShotTemplate]:
-    """Returns the declaration of the records, without one of them, and how prompts of a vote read.
-
-    Refuses a rehearsal of another task, as far as that is known before the model is.
-    """
-    from langchain_dpicl.tasks import VotingTask, wording_digest
-
+    """Returns the declaration of the records, without one of them, and how prompts of a vote read."""
     private = private_examples(settings, are_read=False)
-    task = VotingTask.of(private, settings.wording, settings.answers)
-    for rehearsal in rehearsed(settings).values():
-        rehearsal.check_fits(labels=task.labels, wording=wording_digest(task))
-    return private, task.wording
+    return private, task_of(settings, private, rehearsed(settings).get("rows")).wording
 
 
 def rehearsed(settings: Settings) -> dict[str, Any]:

@@ -391,18 +391,33 @@ def test_a_dry_run_refuses_what_the_run_refuses_with_and_without_a_question(
     ("field", "label", "said"),
     [("topic", "loan", "rehearsal.labels"), ("topic", "transfer", ""), ("queue", "transfer", "name the public file's")],
 )
-def test_a_dry_run_refuses_a_rehearsal_of_other_labels_or_templates(
+def test_a_plan_and_a_dry_run_refuse_a_rehearsal_of_other_labels_or_templates(
     field: str, label: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"text": f"{word} {place}", "topic": word} for word in ("card", "transfer") for place in range(12)]
     (folder / "public.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ("rehearse", "public.jsonl", "--label-key", "topic", "--out", "r.json", "--yes")
     assert main([*asked, "--model", f"{HERE}:SURE"]) == 0
-    capsys.readouterr()
-    sizes = ("--set", f"data.labels=['card','{label}']", "--public-size", "300", "--epsilon", "8", "--delta", "1e-6")
-    planned = ("--max-queries", "5", "--rehearsal", "r.json", "--dry-run")
-    assert main(["vote", "records.jsonl", "--label-key", field, *sizes, *planned]) == (2 if said else 0)
-    assert said in capsys.readouterr().err
+    sizes = ("--public-size", "300", "--epsilon", "8", "--delta", "1e-6", "--max-queries", "5")
+    rehearsed, own = ("--rehearsal", "r.json"), ("--set", f"data.label_key={field}")
+    labels = ("--set", f"data.labels=['card','{label}']")
+
+    def code_of(*command: str) -> int:
+        capsys.readouterr()
+        return main([*command, *sizes])
+
+    plan = ("plan", "--method", "voting", "--no-compare", *rehearsed)
+    # Labels that no one names are those of the rehearsal.
+    for command in (
+        ("vote", "records.jsonl", "--dry-run", *rehearsed, *own, *labels),
+        (*plan, *own, *labels),
+        *([(*plan, *own)] if label == "transfer" else []),
+    ):
+        assert code_of(*command) == (2 if said else 0)
+        assert said in capsys.readouterr().err
+    if label == "transfer":  # rows of one's own, a field or labels that are not known: nothing that a vote would refuse
+        for more in ((*own, *labels, "--set", "rows.slots=3"), labels, (*own, "--set", "guess.labels=2")):
+            assert code_of(*plan, *more) == 0
 
 
 @pytest.mark.parametrize(
