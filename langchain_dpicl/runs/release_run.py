@@ -888,6 +888,17 @@ class _Terminal:
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
+    def fileno(self) -> int:
+        """Returns the number by which tqdm asks for the size; of 0 x 0, as containers may say, it shows no bar.
+
+        Raises:
+          OSError: no size is known; tqdm then takes its usual width.
+        """
+        number = int(self._stream.fileno())
+        if 0 in os.get_terminal_size(number):
+            raise OSError("a terminal without a size")
+        return number
+
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):
             self._stream.write(text)

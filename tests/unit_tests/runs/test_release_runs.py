@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,15 @@ def lines(
 def _show_a_bar() -> None:
     with new_bar(1, "line", "another bar", progress=True):
         pass
+
+
+def test_a_terminal_that_does_not_say_its_size_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = io.StringIO()
+    stream.fileno = lambda: 2
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    monkeypatch.setattr(sys, "stderr", stream)
+    _show_a_bar()
+    assert "another bar" in stream.getvalue()
 
 
 class TestLines(JournalContract):
