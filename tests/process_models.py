@@ -68,9 +68,9 @@ def ended_from_outside(folder: str) -> FakeBackend:
 
 
 class Cutter(FakeBackend):
-    """Cuts text after two letters, and has room for ten behind prompts, public ones of a hundred at most."""
+    """A chat that cuts text after two letters, with room for ten behind prompts, public ones of a hundred at most."""
 
-    room = 10
+    room, is_chat = 10, True
 
     def continued(self, text: str) -> list[bytes]:
         return [text[:2].encode(), text[2:].encode()]

@@ -169,31 +169,21 @@ def test_an_evolution_is_saved_and_printed_as_json(folder: Path, capsys: pytest.
     assert CANARY not in said.out + said.err
 
 
+@pytest.mark.parametrize(("lost", "paid"), [("bad", "good"), ("good", "bad")])
 def test_the_paid_label_of_an_evolution_is_saved_where_another_lost_its_tickets(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lost: str, paid: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = ("a card payment was declined", "a boat on the sea")
     rows = [{"text": texts[place % 2], "topic": ("good", "bad")[place % 2]} for place in range(600)]
     (folder / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
     PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
     declared = ("--set", "data.label_key=topic", "--set", 'data.labels=["good", "bad"]', "--public-size", "300")
-    kept = (
-        "--ledger",
-        "ledger.db",
-        "--component",
-        "evo",
-        "--checkpoint",
-        "kept",
-        "--out",
-        "out.json",
-        "--delta",
-        "1e-7",
-    )
+    kept = ("--ledger=ledger.db", "--component=evo", "--checkpoint=kept", "--out=out.json", "--delta=1e-7")
     given = ("--epsilon", "8", *EVOLVING, "--set", f"evolution.candidates={json.dumps(texts)}", *declared, *kept)
     made = PrivateEvolution._keep
 
     def stops(self: PrivateEvolution, population: Any, *more: Any) -> Any:
-        if population.label == "bad":  # as a process that is killed there
+        if population.label == lost:  # as a process that is killed there
             raise KeyboardInterrupt
         return made(self, population, *more)
 
@@ -205,7 +195,7 @@ def test_the_paid_label_of_an_evolution_is_saved_where_another_lost_its_tickets(
     capsys.readouterr()
     assert main(["evolve", "records.jsonl", *given]) == 4
     assert "What was released is saved in out.json." in capsys.readouterr().err
-    assert [each["topic"] for each in ReleasedDemonstrations.load(folder / "out.json").examples] == ["good"]
+    assert [each["topic"] for each in ReleasedDemonstrations.load(folder / "out.json").examples] == [paid]
 
 
 def test_an_evolution_that_stops_before_its_first_round_saves_nothing(

@@ -182,28 +182,40 @@ def test_the_tokens_of_a_block_that_failed_are_in_the_file(process: Process) -> 
     assert words(made.result) < words(again.result)
 
 
+@cache
+def unlabelled_on(folder: Path) -> PrivateExamples:
+    return PrivateExamples(RECORDS, fields=("topic",), public_size=400, dataset_id=f"open {folder.name}")
+
+
+def open_run(process: Process, **options: Any) -> DemonstrationSynthesizer:
+    """A run whose texts begin with a label that is drawn."""
+    task = GenerationTask(record_prompt="{topic}: {text}", open_label=OpenLabel("topic", values=LABELS))
+    given = {"checkpoint": process.file, "task": task, "max_tokens": TOKENS, "rows": Rows(slots=10), **options}
+    budget = Budget.open(SQLiteStore(process.ledger))
+    return synthesizer(unlabelled_on(process.folder), budget=budget, component="open", **given)
+
+
 @pytest.mark.parametrize(("failing_call", "sampling"), [(3, "poisson"), (1, "poisson"), (1, "disjoint")])
 def test_a_label_that_was_drawn_goes_on_with_its_text(process: Process, failing_call: int, sampling: Any) -> None:
-    private = PrivateExamples(RECORDS, fields=("topic",), public_size=400, dataset_id=f"open {process.folder.name}")
-    task = GenerationTask(record_prompt="{topic}: {text}", open_label=OpenLabel("topic", values=LABELS))
-
-    def build(**options: Any) -> DemonstrationSynthesizer:
-        budget = Budget.open(SQLiteStore(process.ledger))
-        return synthesizer(
-            private,
-            budget=budget,
-            checkpoint=process.file,
-            component="open",
-            task=task,
-            max_tokens=TOKENS,
-            rows=Rows(slots=10, sampling=sampling),
-            **options,
-        )
-
+    rows = Rows(slots=10, sampling=sampling)
     with pytest.raises(RunInterruptedError):
-        build(llm=engine(fail_public_call=failing_call)).run(progress=False)
+        open_run(process, rows=rows, llm=engine(fail_public_call=failing_call)).run(progress=False)
     drawn = entries_in(process.file)[-1]["values"]["topic"]
-    assert build().run(progress=False).examples[0]["topic"] == drawn
+    assert open_run(process, rows=rows).run(progress=False).examples[0]["topic"] == drawn
+
+
+def test_tickets_of_the_text_alone_begin_no_text(process: Process) -> None:
+    open_label = OpenLabel("topic", max_tokens=1)
+    given = {"task": GenerationTask(record_prompt="{topic}: {text}", open_label=open_label), "shots_per_label": 1}
+    first = open_run(process, llm=engine(fail_public_call=2), **given)
+    with pytest.raises(RunInterruptedError):
+        first.run(progress=False)
+    assert [first.share.remaining(each.template) for each in first.plan.tickets()] == [0, TOKENS]
+    for _ in range(2):
+        again = open_run(process, checkpoint=process.folder / "new.jsonl", **given)
+        with pytest.raises(PrivacyBudgetExceededError, match="expected the tickets of its texts"):
+            again.run(progress=False)
+        assert not again.is_finished
 
 
 def test_the_component_is_found_in_the_file(process: Process) -> None:

@@ -115,7 +115,9 @@ def test_it_says_whether_the_tokenizer_there_is_known() -> None:
     with pytest.raises(CapabilityError, match=r"the tokenizer of .* is unknown"):
         engine.spell(" red")
     there: Any = as_backend(shared(process_models.completion))
-    assert (engine.is_chat, there.is_chat) == (True, False)
+    speechless: Any = as_backend(shared(process_models.cutter))
+    assert not hasattr(speechless, "spell")
+    assert (engine.is_chat, there.is_chat, speechless.is_chat) == (True, False, True)
 
 
 @pytest.mark.parametrize("place", ["tokens", "choices", "texts"])
