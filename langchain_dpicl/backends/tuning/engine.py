@@ -323,15 +323,22 @@ def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
     # The head of a decoder answers at the last place, in the padding; in half precision `close` would let that pass.
     if not (distance(logits, padded[0]) <= close and all(torch.equal(padded[0], other) for other in padded[1:])):
         model = "another model" if prompted.is_causal else _OTHER_MODELS
-        has_sdpa = getattr(prompted.model.config, "_attn_implementation", None) == "sdpa"
-        attention = "" if has_sdpa else ", or attn_implementation='sdpa'"
-        return f"which answers otherwise when a row is padded; take {model}{attention}"
+        return f"which answers otherwise when a row is padded; take {model}{_attention_advice(prompted)}"
     if torch.equal(logits, prompted.forward(prompted.written(second)[None], bare)):
         return f"which ignores it; {_other(prompted)}"
     plain = _plain(prompted, [*first, *ids])
     if plain is not None and not distance(logits, plain) <= close:
         return f"which reads it otherwise than the same tokens as text; take another model, or {_other(prompted)}"
     return ""
+
+
+def _attention_advice(prompted: PromptedModel) -> str:
+    """Advises sdpa where it may help: "eager" reads the padding mask as well, and the head of a decoder is at fault."""
+    model = prompted.model
+    is_fine = getattr(model.config, "_attn_implementation", None) in {None, "eager", "sdpa"}
+    has_head = not prompted.is_causal and any(getattr(module, "is_causal", False) for module in model.modules())
+    can_help = getattr(model, "_supports_sdpa", False) and not (is_fine or has_head)
+    return ", or attn_implementation='sdpa'" if can_help else ""
 
 
 def _other(prompted: PromptedModel) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import save_file
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.prompted_model import METHODS, Method, PromptedModel, PromptedRows, stack_inputs
@@ -232,6 +233,15 @@ def deaf(model: Any) -> Any:
     return model
 
 
+def maskless(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """An attention that ignores the mask."""
+    del mask
+    return sdpa_attention_forward(module, query, key, value, None, **options)
+
+
+transformers.AttentionInterface.register("maskless", maskless)
+
+
 class TestWhatAModelCannotDoIsRefused:
     def test_a_prefix_that_is_ignored(self) -> None:
         model = deaf(tiny_tuning.roberta())
@@ -278,12 +288,26 @@ class TestWhatAModelCannotDoIsRefused:
         for config in configs:
             kind = type(config).__name__.replace("Config", "ForSequenceClassification")
             model = tiny_hf._made(kind, config, dtype=dtype)
-            for attention, more in (("sdpa", ""), ("eager", r", or attn_implementation='sdpa'")):
+            for attention in ("sdpa", "eager", "maskless"):
                 model.set_attn_implementation(attention)
-                with pytest.raises(CapabilityError, match=rf"padded; take an encoder .*, or .* label words{more}$"):
+                with pytest.raises(CapabilityError, match=r"padded; take an encoder .*, or .* label words$"):
                     engine("bert-head", method, model=model)
         engine("bert-head", method, model=tiny_tuning.bert(num_labels=3).to(dtype))
         engine("roberta-mask", method, model=tiny_tuning.roberta().to(dtype))
+
+    def test_an_attention_that_reads_the_padding(self) -> None:
+        """Sdpa is advised where the model has it, and is on neither that nor "eager", which reads masks as well."""
+        bert = tiny_tuning.bert(num_labels=3)
+        bert.set_attn_implementation("maskless")
+        with pytest.raises(CapabilityError, match=r"or attn_implementation='sdpa'$"):
+            engine("bert-head", "soft_prompt", model=bert)
+        bert.set_attn_implementation("sdpa")
+        engine("bert-head", "soft_prompt", model=bert)
+        config = transformers.FNetConfig(
+            vocab_size=300, hidden_size=32, num_hidden_layers=2, intermediate_size=64, num_labels=3
+        )
+        with pytest.raises(CapabilityError, match=r"padded; take an encoder .* label words$"):
+            engine("bert-head", "soft_prompt", model=tiny_hf._made("FNetForSequenceClassification", config))
 
     def test_a_head_with_other_outputs_than_labels(self) -> None:
         with pytest.raises(CapabilityError, match="with 2 outputs; take a model of that kind, and labels in the order"):
