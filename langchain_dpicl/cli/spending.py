@@ -7,7 +7,6 @@ import base64
 import contextlib
 import dataclasses
 import json
-import os
 import secrets
 import signal
 import sys
@@ -457,7 +456,7 @@ def save_or_print(released: Any, call: Call, *, is_said: bool = False) -> None:
 
     out, say, complain = call.arguments.out, call.say, call.complain
     try:
-        _save(released, call, is_new=not (isinstance(released, SoftPrompt) or os.path.lexists(out)))
+        _save(released, call)
     except (OSError, ConfigurationError):
         if isinstance(released, SoftPrompt):  # its JSON has digests in place of its numbers
             files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
@@ -470,12 +469,14 @@ def save_or_print(released: Any, call: Call, *, is_said: bool = False) -> None:
         complain(f"What was released is saved in {out}, with its report.")
 
 
-def _save(released: Any, call: Call, *, is_new: bool) -> None:
+def _save(released: Any, call: Call) -> None:
     """Saves what was released; a new name is linked, which fails where another command has taken it by then."""
+    from langchain_dpicl.released.soft_prompt import SoftPrompt, write_folder
+
     out, advice = call.arguments.out, "What this command released is printed: keep that elsewhere."
     check_unchanged(call, advice)
-    if not is_new:
-        released.save(out)
+    if isinstance(released, SoftPrompt):
+        write_folder(out, released.files(), check=lambda: check_unchanged(call, advice))
         return
     part = out.with_name(f".{secrets.token_hex(8)}.part")
     try:

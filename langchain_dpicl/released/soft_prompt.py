@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -99,8 +99,13 @@ def _odd(file: str, name: str) -> ConfigurationError:
     return ConfigurationError(f"{file}: expected {name!r} as float32 numbers, each stored once.")
 
 
-def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
-    """Writes a folder of exactly these files; a reader sees the old folder, the whole new one, or briefly none."""
+def write_folder(
+    path: str | os.PathLike[str], files: Mapping[str, bytes], *, check: Callable[[], object] | None = None
+) -> None:
+    """Writes a folder of exactly these files; a reader sees the old folder, the whole new one, or briefly none.
+
+    `check` is called immediately before the old folder is replaced, and may raise.
+    """
     target = check_folder(path, files)
     mark = secrets.token_hex(8)
     part, old = target.with_name(f".{target.name}.{mark}.part"), target.with_name(f".{target.name}.{mark}.old")
@@ -112,6 +117,8 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> No
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
+            if check is not None:
+                check()
             _swap(part, target, old)
     finally:
         shutil.rmtree(part, ignore_errors=True)

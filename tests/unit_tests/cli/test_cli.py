@@ -998,9 +998,17 @@ class TestTheTargetFile:
             assert "--checkpoint: expected a --ledger beside it, found None." in capsys.readouterr().err
         assert [path.name for path in records.parent.iterdir()] == ["records.jsonl"]
 
-    def test_that_is_empty_as_mktemp_leaves_it_is_taken(self, records: Path, tmp_path: Path) -> None:
-        (out := tmp_path / "out.json").touch()
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_that_is_empty_as_mktemp_leaves_it_is_taken_and_a_new_one_is_linked(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+    ) -> None:
+        replaced, replace = list[Path](), Path.replace
+        monkeypatch.setattr(Path, "replace", lambda part, target: replaced.append(target) or replace(part, target))
+        out = tmp_path / "out.json"
+        if is_there:
+            out.touch()
         assert generate(records, out, "--quiet") == 0
+        assert (out in replaced) == is_there  # another command's file of that name would be replaced as well
         assert len(ReleasedDemonstrations.load(out).examples) == 2
 
     def test_that_goes_away_meanwhile_costs_no_demonstration(
@@ -1017,6 +1025,7 @@ class TestTheTargetFile:
         assert len(released.examples) == 2
         assert released.epsilon <= 3.0
 
+    @pytest.mark.parametrize("is_there", [True, False])
     @pytest.mark.parametrize(("kind", "name"), [(DemonstrationSynthesizer, "stream"), (ReleasedDemonstrations, "save")])
     def test_that_another_command_writes_meanwhile_stays_and_the_result_is_printed(
         self,
@@ -1027,8 +1036,11 @@ class TestTheTargetFile:
         *,
         kind: Any,
         name: str,
+        is_there: bool,
     ) -> None:
         ours, out = getattr(kind, name), tmp_path / "out.json"
+        if is_there:
+            out.touch()
 
         def beside(*given: Any, **options: Any) -> Any:
             out.write_text("of another command")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -302,21 +303,28 @@ def test_a_folder_that_could_not_be_written_at_the_end_is_refused_before_a_budge
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("fault", ["No space left on device", "a file that no other command writes meanwhile"])
 def test_a_prompt_that_cannot_be_saved_is_printed_with_its_numbers(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fault: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "soft")
+    theirs = folder / "soft" / "soft_prompt.json"
+
+    def fsync(_: int) -> None:
+        if fault.startswith("No space"):
+            raise OSError(28, fault)
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.write_text("of another command")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SoftPrompt, "save", full)
+        patch.setattr(os, "fsync", fsync)
         assert train_engine(folder, "--out", "soft", "--quiet") == 2
     said = capsys.readouterr()
+    assert not theirs.exists() or theirs.read_text() == "of another command"
     (folder / "again").mkdir()
     for name, content in json.loads(said.out)["files_in_base64"].items():
         (folder / "again" / name).write_bytes(base64.b64decode(content))
     assert SoftPrompt.load(folder / "again").epsilon <= 8.0
-    assert "No space left on device" in said.err
+    assert fault in said.err
     assert "The prompt's files are printed in base64, by name: decode each into a new folder." in said.err
     assert CANARY not in said.out + said.err
 
