@@ -428,19 +428,23 @@ class SQLiteConnection:
                 self.connection = None
                 self.held = None
 
-    def leave_removed_log(self, path: Path, place: FileIdentity) -> None:
-        """Closes the file if it is the one at `path` and its log was removed; refuses while it is in use."""
-        files = self.held  # which another thread may be leaving just now
+    def leave_removed_log(self, path: Path, place: FileIdentity, *, timeout: float) -> None:
+        """Closes the file if it is the one at `path` and its log was removed; waits for a thread that uses it."""
+        files = self.held  # which another thread may be leaving just now: the last one to close it removes the log
         if self.connection is None or self.place != place or files is None or files.log == log_of(path):
             return
-        if not self.lock.acquire(blocking=False):
-            raise LedgerUnavailableError(
-                f"ledger {path}: its log was removed while another thread was using it. Nothing is granted; try again."
-            )
-        try:
-            self._drop()
-        finally:
-            self.lock.release()
+        end = time.monotonic() + timeout
+        while self.held is files:  # a fork keeps the lock when it has closed the file, and may wait for the caller's
+            if self.lock.acquire(timeout=0.01):
+                try:
+                    if self.held is files:
+                        self._drop()
+                    return
+                finally:
+                    self.lock.release()
+            if time.monotonic() > end:
+                found = "its log was removed while another thread was using it"
+                raise LedgerUnavailableError(f"ledger {path}: {found}. Nothing is granted; try again.")
 
     def before_fork(self) -> bool:
         """Closes the file until it is used again, unless it is in use; returns whether `lock` was taken."""
@@ -472,7 +476,7 @@ def open_connection(path: Path, *, timeout: float) -> sqlite3.Connection:
     if place in [link.place for link in _LEFT_OPEN]:
         raise _forked_error(path)
     for link in _links():
-        link.leave_removed_log(path, place)
+        link.leave_removed_log(path, place, timeout=timeout)
     return open_file(path, timeout=timeout)
 
 

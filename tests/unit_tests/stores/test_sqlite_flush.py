@@ -218,6 +218,32 @@ def test_a_file_is_looked_at_while_no_other_thread_can_close_it_for_a_fork(
     assert share.reserve("t").entry == 3
 
 
+def test_a_file_that_another_thread_is_closing_is_waited_for_and_no_removed_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, share = made(path)
+    other = SQLiteStore(path)
+    store._link.before_fork()  # from here on `other` is the last one, whose end removes the log
+    store._link.lock.release()
+    found: list[object] = []
+    opener = threading.Thread(target=lambda: found.append(share.reserve("t").entry))
+    is_looked_at = threading.Event()
+    close, log_of = sqlite_ledger.close_connection, sqlite_ledger.log_of
+
+    def close_late(connection: sqlite3.Connection, files: OpenFiles | None) -> None:
+        close(connection, files)
+        if not is_looked_at.is_set():
+            opener.start()
+            assert is_looked_at.wait(60)
+            opener.join(0.1)  # it ends only where it does not wait
+
+    monkeypatch.setattr(sqlite_ledger, "log_of", lambda path: (is_looked_at.set(), log_of(path))[1])
+    monkeypatch.setattr(sqlite_ledger, "close_connection", close_late)
+    other.close()
+    opener.join(60)
+    assert found == [2]
+
+
 @QUEUED
 def test_a_writer_that_waited_in_vain_goes_on_without_the_queue(path: Path) -> None:
     import fcntl

@@ -171,7 +171,7 @@ class TestLogsThatWereRemoved:
                 for end in ("-wal", "-shm"):
                     Path(f"{path}{end}").unlink()
                 with pytest.raises(LedgerUnavailableError, match="another thread"):
-                    pool.submit(SQLiteStore, path).result(60)
+                    pool.submit(SQLiteStore, path, timeout=0.1).result(60)
             assert pool.submit(lambda: numbers(SQLiteStore(path))).result(60) == numbers(store)
 
 
@@ -325,7 +325,7 @@ class TestLogsDeletedByHand:
 
         def slowly(connection: sqlite3.Connection, held: Any) -> None:
             with pytest.raises(LedgerUnavailableError, match="another thread"):
-                pool.submit(SQLiteStore, path).result(60)
+                pool.submit(SQLiteStore, path, timeout=0.1).result(60)
             leave(connection, held)
             left.append(held)
 
