@@ -192,8 +192,6 @@ class RunJournal:
 
     def flush(self) -> None:
         """Writes and syncs what is not written yet; errors as in `append`."""
-        if self._size + len(self._pending) > MAX_TEXT:
-            raise fail("checkpoint", f"at most {MAX_TEXT:,} bytes, which is what can be read again", "more")
         with _opened(self._path) as file:
             if fcntl is not None:  # another run may not write between the look and the line
                 with suppress(OSError):  # a file system without locks
@@ -204,6 +202,8 @@ class RunJournal:
             if written is None:
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
+            if self._size + len(self._pending) > MAX_TEXT:
+                raise fail("checkpoint", f"at most {MAX_TEXT:,} bytes, which is what can be read again", "more")
             for path, arrays in self._arrays.items():
                 write_bytes(path, arrays)
             self._arrays.clear()

@@ -217,6 +217,16 @@ def test_a_file_that_was_refused_goes_on_when_it_or_a_copy_of_it_is_put_back(pat
     assert journal(path).entries == made.entries
 
 
+def test_no_older_copy_becomes_longer_than_what_can_be_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = filled(path)
+    monkeypatch.setattr("langchain_dpicl.runs.release_run.MAX_TEXT", path.stat().st_size)
+    older = b"\r\n".join(path.read_bytes().split(b"\n")[:2]) + b"\r\n"
+    path.write_bytes(older)
+    with pytest.raises(ConfigurationError, match="which is what can be read again"):
+        made.flush()
+    assert path.read_bytes() == older
+
+
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_failed_write_is_made_good_by_the_next(path: Path, monkeypatch: pytest.MonkeyPatch, *, is_gone: bool) -> None:
     made = filled(path)
