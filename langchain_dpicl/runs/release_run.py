@@ -233,9 +233,9 @@ class RunJournal:
 
     def _add(self, entry: dict[str, Any]) -> None:
         digest = _digest(self._digest, entry)
-        pending = self._pending + _line(entry, digest)
-        # All or none, where Ctrl-C comes.
-        self._pending, self._digest, self.entries = pending, digest, [*self.entries, entry]
+        pending, number = self._pending + _line(entry, digest), len(self.entries)
+        # All or none, where Ctrl-C comes: it comes after calls, of which there is none here.
+        self.entries[number:], self._pending, self._digest = [entry], pending, digest
 
     def _own_lines(self) -> Iterator[tuple[bytes, str]]:
         """Yields all lines of this run, with their digests."""

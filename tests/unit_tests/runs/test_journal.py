@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.runs.release_run import RunJournal
+from tests.faults.stops import stopped_at
 
 TERMS: dict[str, Any] = {"component": "mine", "ledger_id": "1" * 32, "dataset_id": "lines", "plan": {"noise": 0.1}}
 
@@ -245,6 +248,18 @@ def test_a_failed_write_is_made_good_by_the_next(path: Path, monkeypatch: pytest
     made.append({"text": "four"})
     assert journal(path).entries == made.entries
     assert [entry["text"] for entry in made.entries][2:] == ["three", "four"]
+
+
+def test_a_line_is_added_as_a_whole_or_not_where_a_stop_comes_and_the_others_are_not_copied(path: Path) -> None:
+    places = range(stopped_at(partial(journal(path)._add, {"text": "three"}), sys.maxsize, of="RunJournal._add")[1])
+    assert len(places) > 2
+    for place in (*places, sys.maxsize):  # the last one: no stop
+        made = filled(path)
+        before = made.entries
+        stopped_at(partial(made._add, {"text": "three"}), place, of="RunJournal._add")
+        assert made.entries is before
+        assert len(before) == 2 + (not made.is_flushed)
+        path.unlink()
 
 
 def test_only_json_values_are_taken(path: Path) -> None:
