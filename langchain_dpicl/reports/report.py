@@ -71,6 +71,7 @@ from langchain_dpicl.reports.verify import (
     released_document_problems,
     released_first_word_problems,
     released_word_problems,
+    step_problems,
 )
 
 MAX_ROWS = 200
@@ -487,6 +488,7 @@ def verify_report(report: Reported) -> VerifiedReport:
     if data.get("released_words") is not None:
         problems += problems_in(released_first_word_problems(data, component), "released_words")
     problems += problems_in(prompt_problems(holder, data, component), "arrays")
+    problems += problems_in(step_problems(data, component), "report")
     if len(problems) == len(verified.problems):
         return verified
     return VerifiedReport(math.inf, verified.delta, ok=False, problems=tuple(problems))

@@ -499,15 +499,15 @@ _OF_RUN = frozenset({"ledger_id", "step", "steps"})
 
 
 def prompt_problems(holder: Mapping[str, Any], report: Mapping[str, Any], component: Component | None) -> Iterator[str]:
-    """Compares a trained prompt, or its report alone, with the component that the report charges.
+    """Compares a trained prompt with the component that its report charges.
 
     Formal guarantees:
-      - No problem means: the numbers of the prompt are said to be paid for by training steps; the steps said to be made
-        are no more than those; and the prompt is for the method, the length, the task, the model and the tokenizer
-        that the component shows.
+      - No problem means: the numbers of the prompt are said to be paid for by training steps (of which `step_problems`
+        says how many); and the prompt is for the method, the length, the task, the model and the tokenizer that the
+        component shows.
       - That the numbers are the ones that those steps released, that the steps were made, and what the component shows
         of the training beside (rule, fields, digest of the model) is their sender's word.
-      - What is neither a prompt nor the report of one has no problem.
+      - What is no prompt has no problem.
     """
     is_prompt = {"arrays", "report"} <= set(holder)
     if component is None or not _has_plan(component, "training"):
@@ -516,16 +516,21 @@ def prompt_problems(holder: Mapping[str, Any], report: Mapping[str, Any], compon
         elif is_prompt and component is not None:
             yield f"arrays: they were trained, but {component.name!r} shows no training steps"
         return
-    yield from _training_run_problems(report, component, has_all=is_prompt)
     if is_prompt:
+        if missing := sorted(_OF_RUN - set(report)):
+            yield f"report: expected the ledger and the steps of a training, found no {missing}"
         yield from _prompt_problems(holder, component)
 
 
-def _training_run_problems(report: Mapping[str, Any], component: Component, *, has_all: bool) -> Iterator[str]:
-    """Compares what a report says of a run with the steps that were charged."""
-    if has_all and (missing := sorted(_OF_RUN - set(report))):
-        yield f"report: expected the ledger and the steps of a training, found no {missing}"
-    most = check_int("steps", component.public["steps"], low=1)
+def step_problems(report: Mapping[str, Any], component: Component | None) -> Iterator[str]:
+    """Compares the steps of a training, or the rounds of an evolution, that a report tells with those charged."""
+    if component is not None and _has_plan(component, "training"):
+        most = check_int("steps", component.public["steps"], low=1)
+    elif component is not None and _has_plan(component, "evolution"):
+        plan = shown_plan(component.parameters)
+        most = plan.rounds * len(plan.labels)
+    else:
+        return
     steps, step = report.get("steps", most), report.get("step", 0)
     if canonical_json(steps) != canonical_json(most):
         yield f"report.steps: expected {most}, as {component.name!r} shows, found {steps!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -173,6 +174,12 @@ def test_the_report_verifies_and_the_result_survives_its_file() -> None:
     made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9), noise=Noise(multiplier=2.0))
     released = made.run(progress=False)
     assert verify_report(released).ok
+    for name, value in (("steps", 2), *(("step", step) for step in (-1, 99, True, "x", None))):
+        told = {**released.report, name: value}
+        for claim in (told, dataclasses.replace(released, report=told)):
+            assert_found(verify_report(claim), f"report.{name}: expected")
+    older = {name: value for name, value in released.report.items() if name not in {"step", "steps"}}
+    assert verify_report(older).ok
     more = ReleasedDemonstrations(released.examples * 2, released.report, released.plan)
     assert_found(more.verify(), "of label 'bank' were released, its tickets allow")
     assert ReleasedDemonstrations.from_json(released.to_json()) == released
