@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,6 +73,8 @@ from langchain_dpicl.released.counts import ReleasedCounts, ReleasedWords, WordG
 from langchain_dpicl.reports.verify import public_words
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import OneResult, ReleaseRun, RunCall, RunItem
+
+logger = logging.getLogger(__name__)
 
 # Fraction of the share's delta for the threshold; the noise needs hardly any of it.
 _FOR_THRESHOLD = 0.99
@@ -711,6 +714,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     def __init__(self, private: PrivateExamples, *, plan: WordsPlan, share: Share, budget: Budget) -> None:
         items = [_Label(label) for label in plan.labels or (None,)]
+        self._told: set[tuple[str, str | None]] = set()
         super().__init__(private, items, plan=plan, budget=budget, share=share)
 
     @classmethod
@@ -802,6 +806,17 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
         self._commit(item)
         item.done = item.words is not None or item.is_lost  # otherwise its ticket may come back
         call.tick()
+
+    def _check_end(self) -> None:
+        """Says once of which labels the words, or the pairs, are left out."""
+        for item in self._items:
+            template = WORD_TEMPLATE if item.words is None else PAIR_TEMPLATE
+            is_left_out = item.words is None or (self.plan.pairs is not None and item.pairs is None)
+            if is_left_out and (template, item.label) not in self._told:
+                self._told.add((template, item.label))
+                whose = "" if item.label is None else f" ({item.label})"
+                said = "%s: the %s%s are left out: their ticket was lost, or taken by another run."
+                logger.warning(said, self.component, template, whose)  # an error would lose what is paid for
 
     def _is_left(self, item: _Label, template: str) -> bool:
         """Whether a label's ticket is unused: a process that ended may have used it, or lost what it paid for."""

@@ -207,17 +207,15 @@ class TestWhatIsPaid:
         assert {word for word, _ in made._items[0].words} == {"gorgon", "sings", "night"}
         assert [made.share.remaining(WORD_TEMPLATE, label=label) for label in ("new", "old", "none")] == [0, 0, 1]
 
-    @pytest.mark.parametrize(
-        ("rule", "released", "pairs"),
-        [
-            (UnitWords, {"new": {"gorgon", "sings", "night"}, "old": set(), "none": set()}, [4, 0, 0]),
-            (UnitPairs, {"new": {"gorgon", "sings", "night"}, "old": {"velda", "friend", "otter"}}, [0, 2, 0]),
-        ],
-    )
-    def test_a_ticket_that_burnt_without_a_result_takes_nothing_else_away(
-        self, rule: Any, released: Any, pairs: list[int], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("rule", [UnitWords, UnitPairs])
+    def test_a_ticket_that_burnt_without_a_result_takes_nothing_else_away_and_is_told(
+        self, rule: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Stopped in the words of the second label, or in the pairs of the first one."""
+        lost, of_old, pairs = "words (old)", set[str](), [True, False, False]
+        if rule is UnitPairs:
+            lost, of_old, pairs = "pairs of words (new)", {"velda", "friend", "otter"}, [False, True, False]
+        released = {"new": {"gorgon", "sings", "night"}, "old": of_old, "none": set()}
         made, real = finder(by_kind(), budget := house(), pairs=True, epsilon=2.0), words_module.release_words
 
         def stopped(private: Any, ticket: Any, *, plan: Any, known: Any) -> Any:
@@ -235,9 +233,10 @@ class TestWhatIsPaid:
         assert not made.is_finished
         found = made.run()
         assert {label: set(found.by_label[label]) for label in released} == released
-        assert [bool(group.pairs) for group in found.groups] == list(map(bool, pairs))
+        assert [bool(group.pairs) for group in found.groups] == pairs
         assert made.is_finished
         assert found == made.run() == made.result
+        assert [f"the {lost} are left out" in message for message in caplog.messages] == [True]
         assert verify_report(found).ok
         assert sum(ticket.count for ticket in budget.dangling()) == 1  # it stays charged, and open
 
@@ -293,7 +292,9 @@ class TestWhatIsPaid:
         assert made.is_finished
 
     @pytest.mark.parametrize("pairs", [False, True])
-    def test_another_process_uses_the_tickets_that_are_left(self, pairs: bool) -> None:
+    def test_another_process_uses_the_tickets_that_are_left(
+        self, pairs: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
         private, budget = by_kind(), house(store=InMemoryStore())
         options: dict[str, Any] = {"component": "mine", "pairs": pairs, "epsilon": 2.0}
         stopped = finder(private, budget, **options).stream(progress=False)
@@ -306,6 +307,7 @@ class TestWhatIsPaid:
             "none": set(),
         }
         assert [bool(group.pairs) for group in found.groups] == [False, pairs, False]
+        assert ["the words (new) are left out" in message for message in caplog.messages] == [True]
         assert verify_report(found).ok
 
     def test_a_ticket_of_other_parameters_is_refused_before_it_burns(self) -> None:
