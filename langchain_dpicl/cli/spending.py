@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,8 +160,17 @@ def _goes_on(file: Path, arguments: argparse.Namespace, settings: Settings) -> b
         return False
 
 
-def check_newest(run: Any, out: Path) -> None:
-    """Refuses a run that holds less than --out, such as by an older checkpoint: a save would lose what is paid for."""
+_OF_WORKERS = "memo of the workers"
+
+
+def check_newest(run: Any, out: Path, *, kept: str | None) -> None:
+    """Refuses a run of another ledger than --out, and one that holds less: a save would lose what is paid for.
+
+    Args:
+      run: holds what was released.
+      out: the file, which may be missing.
+      kept: what tells the run of earlier releases; None: it has not yet.
+    """
     from langchain_dpicl.released.soft_prompt import OURS
 
     file = out / OURS if out.is_dir() else out
@@ -170,12 +180,12 @@ def check_newest(run: Any, out: Path) -> None:
     ledgers = [state["report"].get("ledger_id", known["report"].get("ledger_id")) for state in (held, known)]
     advice = "It may be an older copy, or lack what was released as a command stopped: bring the newest back, or give"
     advice += " another --out."
+    if kept == _OF_WORKERS:
+        advice = f"What it holds is printed, and the file stays. The same command goes on if this one stopped. {advice}"
     if ledgers[0] != ledgers[1]:
-        raise fail(
-            "--checkpoint", f"one of the ledger that paid for {str(file)!r}", "another ledger's", "Give another --out."
-        )
-    if _paid_for(held, known) - _paid_for(known, known):
-        raise fail("--checkpoint", f"all that {str(file)!r} holds", "less", advice)
+        raise fail("--ledger", f"the one that paid for {str(file)!r}", "another", "Give another --out.")
+    if kept is not None and _paid_for(held, known) - _paid_for(known, known):
+        raise fail(kept, f"all that {str(file)!r} holds", "less", advice)
 
 
 def _is_paid(released: Any) -> bool:
@@ -393,8 +403,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
     arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
     check_unchanged(call)
-    if not has_workers:
-        check_newest(run, arguments.out)
+    check_newest(run, arguments.out, kept=None if has_workers else "--checkpoint")
     try:
         for item in run.stream(progress=call.progress):
             has_some = True
@@ -411,7 +420,10 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         has_some = has_some or _holds_paid(run)
         is_new = has_ended and not holds_something(arguments.out)
         if has_some or (is_new and _is_paid(run.result)):
-            save_or_print(run.result, call, is_said=not (has_ended or stopped))  # errors speak of the run's `result`
+            # Workers tell one by one what their memo holds: a run that was stopped knows less than a file may hold.
+            check = partial(check_newest, run, arguments.out, kept=_OF_WORKERS) if has_workers else None
+            # Errors speak of the run's `result`.
+            save_or_print(run.result, call, is_said=not (has_ended or stopped), check=check)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
@@ -450,12 +462,14 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
     return "A new run starts over, on a budget of its own."
 
 
-def save_or_print(released: Any, call: Call, *, is_said: bool = False) -> None:
-    """Saves what was released; prints it, since it is paid for, if that fails or another command wrote to --out."""
+def save_or_print(released: Any, call: Call, *, is_said: bool = False, check: Callable[[], None] | None = None) -> None:
+    """Saves what was released; prints it, since it is paid for, if a check or that fails or another wrote to --out."""
     from langchain_dpicl.released.soft_prompt import SoftPrompt
 
     out, say, complain = call.arguments.out, call.say, call.complain
     try:
+        if check is not None:
+            check()
         _save(released, call)
     except (OSError, ConfigurationError):
         if isinstance(released, SoftPrompt):  # its JSON has digests in place of its numbers

@@ -1352,7 +1352,7 @@ class TestAnInterruptedRun:
         again(run)
         assert len(ReleasedDemonstrations.load(out).examples) == 3
         released("a", step=2, ledger_id="one").save(out)
-        for older, said in (({"step": 1}, refused), ({"step": 2, "ledger_id": "two"}, 'found "another ledger\'s"')):
+        for older, said in (({"step": 1}, refused), ({"step": 2, "ledger_id": "two"}, "--ledger: expected")):
             run.result = released("b", **{"ledger_id": "one", **older})
             with pytest.raises(ConfigurationError, match=said):
                 again(run)

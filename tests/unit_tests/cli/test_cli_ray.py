@@ -89,6 +89,36 @@ class TestARunWithWorkers:
         assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generation-tickets"]
         assert RECORD not in capsys.readouterr().out
 
+    @pytest.mark.parametrize("is_stopped", [False, True])
+    def test_leaves_a_file_that_holds_more_than_it_was_told_or_is_of_another_ledger(
+        self, folder: Path, crews: list[Crew], capsys: Any, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
+    ) -> None:
+        given = command("--ray", "--ledger", "ledger.db", "--quiet")
+        assert main(given) == 0
+        held = json.loads((folder / "out.json").read_text())
+        if is_stopped:
+            written = DemonstrationSynthesizer.stream
+
+            def stopped(self: Any, **options: Any) -> Any:
+                yield next(written(self, **options))
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(DemonstrationSynthesizer, "stream", stopped)
+        else:
+            held["examples"].append({"text": "of a memo that was lost", "queue": "card"})
+            (folder / "out.json").write_text(json.dumps(held))
+        capsys.readouterr()
+        assert main(given) == 2
+        assert json.loads((folder / "out.json").read_text()) == held
+        shown = capsys.readouterr()
+        assert "memo of the workers: expected all that 'out.json' holds" in shown.err
+        assert len(json.loads(shown.out)["examples"]) == (1 if is_stopped else 4)
+        held["report"]["ledger_id"] = "two"
+        (folder / "out.json").write_text(json.dumps(held))
+        assert main(given) == 2
+        assert "--ledger: expected the one that paid for 'out.json', found 'another'" in capsys.readouterr().err
+        assert len(crews[-1].jobs) == 0
+
     def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
         limits: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
         PrivacyBudgetCallbackHandler.create("anchored.db", anchor="anchor.json", **limits).budget.close()
