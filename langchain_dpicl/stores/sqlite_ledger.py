@@ -428,12 +428,11 @@ class SQLiteConnection:
                 self.connection = None
                 self.held = None
 
-    def leave_removed_log(self, path: Path, place: FileIdentity, *, timeout: float) -> None:
-        """Closes the file if it is the one at `path` and its log was removed; waits for a thread that uses it."""
+    def leave_removed_log(self, path: Path, place: FileIdentity, *, end: float) -> None:
+        """Closes the file if it is the one at `path` and its log was removed; waits until `end` for a thread there."""
         files = self.held  # which another thread may be leaving just now: the last one to close it removes the log
         if self.connection is None or self.place != place or files is None or files.log == log_of(path):
             return
-        end = time.monotonic() + timeout
         while self.held is files:  # a fork keeps the lock when it has closed the file, and may wait for the caller's
             if self.lock.acquire(timeout=0.01):
                 try:
@@ -475,8 +474,9 @@ def open_connection(path: Path, *, timeout: float) -> sqlite3.Connection:
     place = file_identity(path)
     if place in [link.place for link in _LEFT_OPEN]:
         raise _forked_error(path)
+    end = time.monotonic() + timeout
     for link in _links():
-        link.leave_removed_log(path, place, timeout=timeout)
+        link.leave_removed_log(path, place, end=end)
     return open_file(path, timeout=timeout)
 
 
