@@ -401,7 +401,7 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 @_stopped_like_ctrl_c()
 def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
-    arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
+    arguments, code, stopped, has_some, has_ended, is_saved = call.arguments, DONE, "", False, False, True
     check_unchanged(call)
     check_newest(run, arguments.out, kept=None if has_workers else "--checkpoint")
     try:
@@ -422,17 +422,28 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         if has_some or (is_new and _is_paid(run.result)):
             # Workers tell one by one what their memo holds: a run that was stopped knows less than a file may hold.
             check = partial(check_newest, run, arguments.out, kept=_OF_WORKERS) if has_workers else None
-            # Errors speak of the run's `result`.
-            save_or_print(run.result, call, is_said=not (has_ended or stopped), check=check)
+            is_saved = _is_saved(run, call, has_ended=has_ended, is_said=not (has_ended or stopped), check=check)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
-        saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
-        call.complain(f"{stopped} {saved} {again}")
-    if arguments.json and (has_some or "checkpoint" in arguments):
+        saved = f"What was released is {f'saved in {arguments.out}' if is_saved else 'printed'}."
+        call.complain(f"{stopped} {saved if has_some else 'Nothing was released.'} {again}")
+    if arguments.json and is_saved and (has_some or "checkpoint" in arguments):
         call.say(run.result.to_json())
     elif not call.is_quiet:
         say_report(budget, say=call.say)
     return code
+
+
+def _is_saved(run: Any, call: Call, *, has_ended: bool, is_said: bool, check: Callable[[], None] | None) -> bool:
+    """Saves what was released, or prints it. A fault of --out does not take the place of what stopped a run."""
+    try:  # errors speak of the run's `result`
+        save_or_print(run.result, call, is_said=is_said, check=check)
+    except ConfigurationError as fault:
+        if has_ended:
+            raise
+        call.complain(as_typed(str(fault)))
+        return False
+    return True
 
 
 def _holds_paid(run: Any) -> bool:
