@@ -902,17 +902,22 @@ def task_of(settings: Settings, private: PrivateExamples, rehearsal: Rehearsal |
     return task
 
 
-def _voting(settings: Settings, compares: bool) -> Output:
+def _check_task(settings: Settings, private: PrivateExamples, names: tuple[str, ...], source: RowSource) -> None:
+    """Refuses a rehearsal in place of rows as the run will. Of a made-up label or field no wording is known."""
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+
+    rehearsal = source if isinstance(source, Rehearsal) and settings.get("rows") is None else None
+    if rehearsal and (private.label_key, set(names)) == (settings.data.label_key, set(rehearsal.labels)):
+        task_of(settings, private, rehearsal)
+
+
+def _voting(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.runs.query_plan import compare_queries
 
     source, max_queries = _source(settings), _needed(settings, "max_queries")
     names, readings = _labels(settings, source), _readings(settings, source)
     private, labels, wordings = declared(settings, names), len(names), num_wordings(settings)
-    # As a vote will, which takes a rehearsal in place of rows. Of a made-up label or field no wording is known.
-    is_chosen = settings.get("rows") is None and private.label_key == settings.data.label_key
-    if is_chosen and isinstance(source, Rehearsal) and set(names) == set(source.labels):
-        task_of(settings, private, source)
+    _check_task(settings, private, names, source)
     size = private.public_size_of(None)
     proposal = _proposal(settings, source, size, max_queries)
     plan: QueryPlan = _plan_of_votes(settings, private, proposal)
@@ -1094,6 +1099,7 @@ def _pate(settings: Settings, compares: bool) -> Output:
     private, labels = declared(settings, names), len(names)
     if guess.public_inputs is None:
         raise fail("guess.public_inputs", "the number of public inputs", None, "Give --public-inputs N.")
+    _check_task(settings, private, names, source)
     inputs, size = _num_inputs(settings, guess.public_inputs), private.public_size_of(None)
     proposal = _proposal(settings, source, size, inputs)
     plan: LabellingPlan = _plan_of_votes(settings, private, proposal, max_queries=inputs)

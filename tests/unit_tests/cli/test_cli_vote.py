@@ -407,10 +407,12 @@ def test_a_plan_and_a_dry_run_refuse_a_rehearsal_of_other_labels_or_templates(
         return main([*command, *sizes])
 
     plan = ("plan", "--method", "voting", "--no-compare", *rehearsed)
+    labels_of_pate = ("plan", "--method", "pate", "--no-compare", "--public-inputs", "5", *rehearsed)
     # Labels that no one names are those of the rehearsal.
     for command in (
         ("vote", "records.jsonl", "--dry-run", *rehearsed, *own, *labels),
         (*plan, *own, *labels),
+        (*labels_of_pate, *own, *labels),
         *([(*plan, *own)] if label == "transfer" else []),
     ):
         assert code_of(*command) == (2 if said else 0)
