@@ -1,4 +1,4 @@
-"""The costs that docs/which-component.md shows are those of the planners."""
+"""docs/which-component.md shows the costs of the planners and the accuracies of the benchmark's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.runs.query_plan import plan_queries
 from langchain_dpicl.soft_prompts.plan import plan_training
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "which-component.md"
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "which-component.md"
 SHARE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 PLANS: dict[str, Callable[[], Any]] = {
     "generation": lambda: plan_generation(
@@ -42,3 +43,11 @@ def test_a_row_of_costs_is_what_the_planner_says(name: str) -> None:
     assert float(noise.split()[0]) == pytest.approx(plan.noise_multiplier * STDDEV.get(name, math.sqrt(2)), abs=0.051)
     if name != "soft prompt":
         assert int(private.replace(",", "")) == plan.cost().private_calls
+
+
+@pytest.mark.parametrize("data", ["AGNews", "DBPedia", "TREC"])
+def test_demonstrations_stand_beside_the_better_of_what_is_free(data: str) -> None:
+    tables = (ROOT / "benchmarks" / "results" / "tables.md").read_text()
+    row = re.findall(rf"^\| {data} \| few-shot generation \|.*$", tables, re.MULTILINE)[0]
+    zero_shot, instruction, private = map(float, re.findall(r"([\d.]+) ±", row)[:3])
+    assert f"{data} {private} ({max(zero_shot, instruction)})" in " ".join(PAGE.read_text().replace(" %", "").split())
