@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ TERMS = (
 FEW = ("--documents-per-topic", "1", "--set", "rows.slots=10", "--set", "topics.min_units=100")
 OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
 
-ONLY_STOPS = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"])
+COPIER = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"])
 
 
 @pytest.fixture
@@ -65,6 +66,21 @@ def test_documents_are_released_saved_and_recomputed(
     assert CANARY not in said.out + said.err + out.read_text()
 
 
+def test_the_commands_of_the_page_run_one_after_the_other_on_one_ledger(
+    notes: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    data = f'[data]\nfile = "{notes.name}"\npublic_size = 600\ndataset_id = "notes"\n'
+    Path("notes.toml").write_text(data + '[budget]\nledger = "budget.db"\n')
+    words.rename("keywords.txt")
+    assert main(["ledger", "create", "budget.db", "--epsilon", "8", "--delta", "1e-6"]) == 0
+    for line in re.findall(r"^dpicl (documents .*)$", page, re.MULTILINE):
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+        model = "tests.unit_tests.cli.test_cli_documents:COPIER"
+        assert main([*line.split(), "--set", "max_tokens=2", "--model", model]) == 0
+
+
 def test_a_dry_run_reads_and_spends_nothing(tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert documents(tmp_path / "nowhere.jsonl", "--vocabulary", str(words), "--dry-run") == 0
     assert "at most 2 of 3 public keywords, 3 of each unit" in capsys.readouterr().out
@@ -98,7 +114,7 @@ def test_what_was_released_before_a_stop_is_saved(
 def test_topics_are_saved_where_no_text_is_left(notes: Path, words: Path, tmp_path: Path) -> None:
     out, settings = tmp_path / "out.json", tmp_path / "settings.toml"
     settings.write_text('[decoding]\nstop = [" my", " card"]\n')
-    model = "tests.unit_tests.cli.test_cli_documents:ONLY_STOPS"
+    model = "tests.unit_tests.cli.test_cli_documents:COPIER"
     given = ("--vocabulary", str(words), "--out", str(out), "--config", str(settings), "--model", model)
     assert documents(notes, *given) == 3
     assert sorted(topic for topic, _ in SyntheticDocuments.load(out).topics) == ["card", "transfer"]
