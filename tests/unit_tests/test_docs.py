@@ -15,19 +15,29 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What README's links begin with, so that they lead somewhere from a package index as well; pictures have a place of theirs.
 REPOSITORY = "https://github.com/langchain-dpicl/langchain-dpicl/blob/main/"
 PICTURES = "https://github.com/langchain-dpicl/langchain-dpicl/raw/main/"
+# What follows a block; the outputs of other pages rest on noise.
+SHOWN = re.compile(r"\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED_ALIKE = {"rehearsal.md": 2, "voting.md": 1}
 MOST_BYTES = 150_000  # of the README's picture
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run_and_print_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "docs"}
-    text = page.read_text()
+    text, compared = page.read_text(), 0
     for match in BLOCK.finditer(text):
         line = text[: match.start()].count("\n") + 1
         code = compile("\n" * line + match.group(1), str(page), "exec")
         exec(code, names)  # noqa: S102  the point of this test
+        printed = capsys.readouterr().out.splitlines()
+        if page.name in PRINTED_ALIKE and (shown := SHOWN.match(text, match.end())):
+            assert [each for each in shown[1].splitlines() if each not in {*printed, "..."}] == []
+            compared += 1
+    assert compared == PRINTED_ALIKE.get(page.name, 0)
 
 
 def test_the_readme_has_code_to_run() -> None:
