@@ -8,10 +8,11 @@ from _pate_runs import Students, Teaching, best_private_prompt_without_privacy, 
 from _tables_cells import INSTRUCTION, NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile, labelled, labelled_setting
 from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, frozen, in_front
-from _voting_rows import ALL_CONTENT_FREE, Method, Voters, clean_hits, noise_deviation, noisy_accuracies
+from _voting_rows import ALL_CONTENT_FREE, Method, Voters, clean_hits, noisy_accuracies
 from _voting_task import Task
 
 from langchain_dpicl.pate.plan import LabellingPlan
+from langchain_dpicl.planning.expected_utility import noise_deviation
 from langchain_dpicl.runs.query_plan import QueryPlan
 
 VOTING_KNOBS: dict[str, Any] = {
@@ -70,7 +71,7 @@ def voting(room: Room, cell: Cell, knobs: Knobs) -> Result:
     return {
         "accuracy": float(found.mean()),
         "sd_of_noise": float(found.std()),
-        "noise_in_votes": noise_deviation(plan),
+        "noise_in_votes": noise_deviation(plan.release),
         "sampling_rate": plan.release.sampler.sampling_rate,
     }
 

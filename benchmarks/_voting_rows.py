@@ -19,7 +19,7 @@ from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import release_once_without_privacy
-from langchain_dpicl.planning.expected_utility import RowDesign, noise_scale
+from langchain_dpicl.planning.expected_utility import RowDesign, noise_deviation
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import GumbelMechanism, Release, ReleasePlan
@@ -29,7 +29,6 @@ CONTENT_FREE = ("N/A",)
 ALL_CONTENT_FREE = ("N/A", "", "[MASK]")
 """The three inputs of Zhao et al. (2021), which Tang et al. and Duan et al. follow."""
 # Standard deviations of noise at scale 1.
-_DEVIATIONS = {"gaussian": 1.0, "gumbel": math.pi / math.sqrt(6.0), "permute_and_flip": 1.0}
 # Differences within so many standard errors are none.
 SIGNIFICANT = 2.0
 
@@ -225,11 +224,6 @@ def clean_hits(plan: QueryPlan, matrices: Matrices, right: NDArray[np.int64]) ->
     return np.array([int(total.argmax()) for total in sums]) == right
 
 
-def noise_deviation(plan: QueryPlan) -> float:
-    """Returns the standard deviation of the noise on one label's votes."""
-    return noise_scale(plan.release) * _DEVIATIONS[plan.release.mechanism.name]
-
-
 def is_above(better: NDArray[np.bool_], worse: NDArray[np.bool_]) -> bool:
     """Whether one column of hits beats another on the same questions by more than chance would."""
     difference = better.astype(float) - worse.astype(float)
@@ -265,7 +259,7 @@ def measure(
     one = plans[epsilons[0]]
     return Measured(
         noisy={epsilon: noisy_accuracies(plan, matrices, task.right, draws=draws) for epsilon, plan in plans.items()},
-        deviation={epsilon: noise_deviation(plan) for epsilon, plan in plans.items()},
+        deviation={epsilon: noise_deviation(plan.release) for epsilon, plan in plans.items()},
         clean=clean_hits(one, matrices, task.right),
         zero=zero,
         constant=task.right == task.commonest,

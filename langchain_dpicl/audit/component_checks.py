@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import stats
 
-from langchain_dpicl.audit.game import ALARM, HALF, AuditResult, result_of
+from langchain_dpicl.audit.game import ALARM, HALF, AuditResult, index_law, result_of
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -265,10 +265,7 @@ def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float
     values = [0.0, -min(scale, 2.0**19), *others]
     totals = [_made_up_sum(release, values[-place:] + values[:-place]) for place in range(len(values))]
     gap = min(scale, 2.0**19) / scale
-    chance, halved = (
-        float(special.expit(-wide)) if release.mechanism.name == "gumbel" else math.exp(-wide) / 2.0
-        for wide in (gap, 2.0 * gap)
-    )
+    chance, halved = index_law(release.mechanism.name, ((-gap, 0.0), (-2.0 * gap, 0.0)), scale=1.0)(1.0)
     wins = [(release.mechanism.release(totals[n % len(totals)], rng=SYSTEM_RANDOM).index, n) for n in range(releases)]
     coins, fits = np.array([index == (n + 1) % len(totals) for index, n in wins]), ExactTests(4)
     faults = fits.binomial("the worse of two candidates wins", coins, chance)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, special, stats
 
 from langchain_dpicl.exceptions import DPICLError, UnknownEventError
+from langchain_dpicl.planning.expected_utility import entry_of
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -781,9 +782,8 @@ WINS: dict[str, Wins] = {
     "gumbel": gumbel_wins,
     "permute_and_flip": exponential_wins,
     "gaussian": gaussian_wins,
-    "joint_exponential": gumbel_wins,
 }
-"""By the names of mechanisms; joint_exponential: for one keyword."""
+"""By the names of mechanisms."""
 
 
 def index_law(mechanism: str, sums: tuple[Sums, Sums], *, scale: float) -> Law:
@@ -794,7 +794,7 @@ def index_law(mechanism: str, sums: tuple[Sums, Sums], *, scale: float) -> Law:
       sums: of every candidate, constants included, with the target and without it.
       scale: of the noise: multiplier times sensitivity.
     """
-    wins = WINS[mechanism]
+    wins = entry_of(WINS, mechanism, "audit/game.WINS")
     return lambda factor: (wins(sums[0], 0, scale / factor), wins(sums[1], 0, scale / factor))
 
 

@@ -69,6 +69,7 @@ from langchain_dpicl.documents import DocumentsPlan
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
 from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
+from langchain_dpicl.planning.expected_utility import entry_of
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import effective_delta
 from langchain_dpicl.privacy.accounting.events import Event
@@ -76,6 +77,7 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.extensions.stream_ledger import RunShare, run_ticket
 from langchain_dpicl.privacy.extensions.value_counts import CountPlan
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
@@ -92,19 +94,14 @@ from langchain_dpicl.soft_prompts.plan import TrainingPlan
 YES, NO = "1,0", "0,1"
 LOUD_A, LOUD_B, LEANS_B = "40,-40,0", "-39,39,0", f"{math.log(0.25)},{math.log(0.75)},-40"
 _SURE_B, _BYSTANDER = (-40.0, 40.0, -40.0), (0.0, 0.0, math.log(2.0))
-_TEST_NOISE = {"gumbel": 0.5, "permute_and_flip": 0.6, "gaussian": 0.5, "joint_exponential": 0.5}
 _ROOT = math.sqrt(2.0)
 _NEVER_REJECTS = -100.0
+_VOTES = {"gumbel": (0.5, 340, 680), "permute_and_flip": (0.6, 760, 760), "gaussian": (0.5, 200, 2_600)}
+"""The noise, and the runs of each side at which half of it is seen with a chance of .99: for slots, for units."""
 
-# Runs of each side at which half of the noise is seen with a chance of .99 and more; see tests of the powers.
-_RUNS = {
-    ("gumbel", "slots"): 340,
-    ("gumbel", "units"): 680,
-    ("permute_and_flip", "slots"): 760,
-    ("permute_and_flip", "units"): 760,
-    ("gaussian", "slots"): 200,
-    ("gaussian", "units"): 2_600,
-}
+
+def _votes_of(mechanism: str) -> tuple[float, int, int]:
+    return entry_of(_VOTES, mechanism, "audit/suite._VOTES")
 
 
 def shape_of(rows: str, adjacency: str, sampling: str = "poisson") -> dict[str, Any]:
@@ -145,7 +142,7 @@ def vote_cases(
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Game]:
     """Yields the worst cases of votes for labels; `has_vectors` where noisy votes leave as well."""
-    noise, moved = _TEST_NOISE[mechanism], _is_moved(rows, adjacency)
+    (noise, *runs), moved = _votes_of(mechanism), _is_moved(rows, adjacency)
     pair = _two(mechanism, rows, adjacency, sampling=sampling)
     terms = {
         **shape_of(rows, adjacency, sampling),
@@ -166,8 +163,7 @@ def vote_cases(
         yield kind(name=name, **sides, runs=200, options=terms, direction=direction, threshold=middle, law=law)
         return
     law = index_law(mechanism, pair["sums"], scale=noise * (length if mechanism == "gaussian" else range_))
-    runs = _RUNS[mechanism, "slots" if moved else "units"]
-    yield kind(name=name, **sides, runs=runs, options=terms, law=law)
+    yield kind(name=name, **sides, runs=runs[0 if moved else 1], options=terms, law=law)
     if sampling == "poisson" and adjacency == "add_remove" and "teachers" not in terms and mechanism == "gumbel":
         yield _on_a_sample(kind, terms, moved=moved)
     if abstains and mechanism == "gumbel":
@@ -288,7 +284,7 @@ def token_cases(
     """Yields the worst case of one generated token; `rule` holds the parameters of a logit mechanism."""
     moved = _is_moved(rows, adjacency)
     is_logit = mechanism in LOGIT_MECHANISMS
-    noise = 0.5 if is_logit else _TEST_NOISE[mechanism]
+    noise = 0.5 if is_logit else _votes_of(mechanism)[0]
     terms = {**shape_of(rows, adjacency, sampling), "mechanism": mechanism, "noise_multiplier": noise, **(rule or {})}
     name = f"one token: {mechanism}, {rows}, {adjacency}"
     gone = (LOUD_B,) if adjacency == "replace_one" else ()
@@ -637,6 +633,9 @@ def audit(
     """
     start, results = time.monotonic(), list[AuditResult]()
     made = Subject.of(subject, name=name)
+    if isinstance(release := made.plan.release, ReleasePlan) and release.mechanism.name in MECHANISMS:
+        index_law(release.mechanism.name, ((), ()), scale=1.0)
+        _votes_of(release.mechanism.name)
     for result in _play_checks(_checks(made, controls=controls)):
         results.append(result)
         if progress is not None:

@@ -858,9 +858,11 @@ def num_wordings(settings: Settings) -> int:
 
 def _mechanisms(settings: Settings, first: str) -> tuple[str, ...]:
     """Returns the mechanisms that are compared, the plan's own first."""
+    from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+
     if settings.answers.scores:
         return (first,)
-    return tuple(sorted(("gaussian", "gumbel", "permute_and_flip"), key=lambda name: name != first))
+    return tuple(sorted(MECHANISMS, key=lambda name: name != first))
 
 
 def _proposal(settings: Settings, source: RowSource, size: int, max_queries: int) -> Proposal | None:

@@ -488,7 +488,7 @@ def propose_labelling(
     labels: int,
     adjacency: Adjacency = "add_remove",
     teachers: Sequence[Teachers] = TEACHERS,
-    mechanisms: Sequence[str] = ("gaussian", "gumbel", "permute_and_flip"),
+    mechanisms: Sequence[str] = ("gaussian", *MECHANISMS),
     designs: Sequence[RowDesign] | None = None,
     max_queries: int | None = None,
     abstain_below: float | None = None,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,9 @@ from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, Poisso
 
 Floats = NDArray[np.float64]
 
-_STEP = {"gaussian": 0.5, "gumbel": 0.9}
-"""Of the grid of noisy votes, in scales of the noise, whose density is analytic."""
-_REACH_OF_NOISE = {"gaussian": (5.0, 5.0), "gumbel": (3.5, 16.0)}
-"""Scales of the noise beyond which it is left out. Together the errors are below 3e-5, with up to 77 labels."""
+_Curve: TypeAlias = Callable[[Floats], Floats]
+EntryT = TypeVar("EntryT")
+
 _MOST_TIES = 38
 """Other labels whose tie with the right one is counted exactly."""
 _LEAST_SCALE = 0.05
@@ -114,10 +113,10 @@ class Contest:
             below = np.where(behind[:, None, :] > 0, 1.0, np.where(behind[:, None, :] < 0, 0.0, ties[None, :, None]))
             found = _others_below(below.reshape(-1, len(counts)), rivals, others)
             return np.asarray(np.einsum("n,crnw->crw", shares, found.reshape(len(rivals), *below.shape)))
-        (low, high), step = _REACH_OF_NOISE[self.noise], _STEP[self.noise]
+        curves, step, low, high = _GRIDS[self.noise]
         at = np.arange(-low, votes[-1] + high, step)[:, None] - votes  # [noisy votes, votes]
         with np.errstate(over="ignore"):
-            below, density = _NOISE[self.noise](at)
+            below, density = curves(at)
         return np.asarray(step * np.einsum("nr,cnw->crw", density, _others_below(below, rivals, others)))
 
 
@@ -139,8 +138,8 @@ def _gumbel(at: Floats) -> tuple[Floats, Floats]:
     return np.exp(-tail), np.exp(-at - tail)
 
 
-_NOISE = {"gaussian": _normal, "gumbel": _gumbel}
-"""The chance that noise stays below, and its density."""
+_GRIDS = {"gaussian": (_normal, 0.5, 5.0, 5.0), "gumbel": (_gumbel, 0.9, 3.5, 16.0)}
+"""The chance that noise stays below and its density; step and reach of its grid: errors < 3e-5 with up to 77 labels."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -342,33 +341,30 @@ def token_signal(
     return {
         **stated,
         "signal_to_noise": float((values[0] - values[1]) / noise_deviation(plan)),
-        "right_token_prob": _chance_of_first(plan, values),
+        "right_token_prob": _law(plan).first(values / noise_scale(plan)),
         "ceiling_prob": ceiling,
     }
 
 
-def _chance_of_first(plan: ReleasePlan, values: np.ndarray) -> float:
-    """Returns the probability that index 0 is released, by closed form or quadrature.
+def _chance_of_first(scaled: Floats, log_below: _Curve = special.log_ndtr, quantiles: _Curve = special.ndtri) -> float:
+    """Returns the chance `E[prod_i F(v_0 - v_i + noise)]` that index 0 of float64[d] is released, by quadrature.
 
-    Index 0 wins with probability `E[prod_i F(v_0 - v_i + noise)]`; for Gumbel noise this is the softmax.
+    `log_below` is the logarithm of F and `quantiles` its inverse, of normal noise by default.
     """
-    scaled = values / noise_scale(plan)
-    if plan.mechanism.name == "gumbel":
-        return _softmax_chance(scaled)
     # Midpoint rule over the quantiles of the noise on index 0; equal gaps are evaluated once.
     u = (np.arange(_GRID) + 0.5) / _GRID
     unique, counts = np.unique(scaled[0] - scaled[1:], return_counts=True)
-    if plan.mechanism.name == "gaussian":
-        log_below = special.log_ndtr(unique[:, None] + special.ndtri(u)[None, :])
-    else:
-        with np.errstate(divide="ignore"):  # exponential noise is never negative
-            log_below = np.log(-np.expm1(-np.maximum(unique[:, None] - np.log1p(-u)[None, :], 0.0)))
-    log_chance = (counts[:, None] * log_below).sum(axis=0)
+    log_chance = (counts[:, None] * log_below(unique[:, None] + quantiles(u)[None, :])).sum(axis=0)
     return float(np.exp(log_chance).mean())
 
 
+def _exponential_chance(scaled: Floats) -> float:
+    with np.errstate(divide="ignore"):  # exponential noise is never negative
+        return _chance_of_first(scaled, lambda x: np.log(-np.expm1(-np.maximum(x, 0.0))), lambda u: -np.log1p(-u))
+
+
 def _softmax_chance(scores: np.ndarray) -> float:
-    """Returns the probability of index 0 under the softmax of float64[d]."""
+    """Returns the same for Gumbel noise: the softmax of float64[d]."""
     return float(1.0 / np.exp(np.minimum(scores - scores[0], 700.0)).sum())  # e^-700 is 0 to the last digit
 
 
@@ -548,7 +544,7 @@ def right_chances(plan: ReleasePlan, public_size: int, facts: Sequence[RowFacts]
     """
     noise = plan.mechanism.name
     contest = Contest(*_rows_asked(plan, public_size), facts[0].labels, noise, noise_scale(plan))
-    if noise not in {"gaussian", "gumbel"} or plan.constants or contest.most > _MOST_SUMMED:
+    if noise not in _GRIDS or plan.constants or contest.most > _MOST_SUMMED:
         return np.array([right_chance(plan, public_size, facts=one, draws=ROUGH_DRAWS) for one in facts])
     return contest.rights(facts)
 
@@ -583,18 +579,9 @@ def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> n
 
 def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: float | None = None) -> np.ndarray:
     """Returns float64[n]: the chance that a column of one candidate has the noisy maximum and reaches `threshold`."""
-    scale = noise_scale(plan)
-    own = columns[winner][0]
     rivals = [(values, count) for i, (values, count) in enumerate(columns) if count and i != winner]
-    if plan.mechanism.norm == "l2":
-        return _normal_wins(own, rivals, scale, least=threshold)
-    gaps = [((own - values) / scale, count) for values, count in rivals]
-    if plan.mechanism.name == "gumbel":
-        odds = np.ones_like(own)
-        for gap, count in gaps:
-            odds += count * np.exp(np.minimum(-gap, 700.0))  # beyond this exponent the chance is 0 to the last digit
-        return np.asarray(1.0 / odds)
-    return _exponential_wins(gaps, own.size)
+    more = {} if threshold is None else {"least": threshold}
+    return _law(plan).wins(columns[winner][0], rivals, noise_scale(plan), **more)
 
 
 def _normal_wins(own: np.ndarray, rivals: list[_Column], scale: float, *, least: float | None = None) -> np.ndarray:
@@ -667,15 +654,24 @@ def _outdo_votes(chance: np.ndarray, own: np.ndarray, votes: np.ndarray, scale: 
     chance[order] *= product
 
 
-def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:
+def _gumbel_wins(own: np.ndarray, rivals: list[_Column], scale: float) -> np.ndarray:
+    """Returns float64[n]: the same for Gumbel noise, a softmax."""
+    odds = np.ones_like(own)
+    for values, count in rivals:
+        odds += count * np.exp(np.minimum(-((own - values) / scale), 700.0))  # beyond: 0 to the last digit
+    return np.asarray(1.0 / odds)
+
+
+def _exponential_wins(own: np.ndarray, rivals: list[_Column], scale: float) -> np.ndarray:
     """Returns float64[n]: the same for exponential noise, exact with up to 127 rivals.
 
     In `v = e^-noise`, which is uniform, the integrand is a polynomial whose degree is the number of rivals, and 0 if a
     gap is larger than the noise.
     """
     nodes, weights = _nodes()
-    least = np.max([np.zeros(size), *(-gap for gap, _ in gaps)], axis=0)  # of the noise
-    chance = np.ones((size, nodes.size))
+    gaps = [((own - values) / scale, count) for values, count in rivals]
+    least = np.max([np.zeros(own.size), *(-gap for gap, _ in gaps)], axis=0)  # of the noise
+    chance = np.ones((own.size, nodes.size))
     for gap, count in gaps:
         chance *= _to_the(1.0 - np.exp(-gap - least)[:, None] * nodes, count)
     return np.asarray(np.exp(-least) * (chance @ weights))
@@ -691,12 +687,36 @@ def _to_the(base: np.ndarray, count: int) -> np.ndarray:
     return base if count == 1 else np.asarray(base**count)
 
 
+class _Law(NamedTuple):
+    """What plans compute of noise: at scale 1 its deviation and the chance of the first of some sums, and `_wins`."""
+
+    deviation: float
+    first: Callable[[Floats], float]
+    wins: Callable[..., Floats]
+
+
+_LAWS = {
+    "gumbel": _Law(float(np.pi / np.sqrt(6)), _softmax_chance, _gumbel_wins),
+    "gaussian": _Law(1.0, _chance_of_first, _normal_wins),
+    "permute_and_flip": _Law(1.0, _exponential_chance, _exponential_wins),
+    ConfidentGNMaxMechanism.name: _Law(1.0, _chance_of_first, _normal_wins),
+}
+
+
+def entry_of(table: Mapping[str, EntryT], mechanism: str, name: str) -> EntryT:
+    """Returns what a table says of a mechanism; one that it does not name is refused."""
+    if mechanism not in table:
+        raise fail("mechanism", f"one of {', '.join(table)}", mechanism, f"Add it to {name}.")
+    return table[mechanism]
+
+
+def _law(plan: ReleasePlan) -> _Law:
+    return entry_of(_LAWS, plan.mechanism.name, "planning/expected_utility._LAWS")
+
+
 def noise_deviation(plan: ReleasePlan) -> float:
     """Returns the standard deviation of the noise on one coordinate of the sum."""
-    if plan.mechanism.norm == "l2":
-        return noise_scale(plan)
-    deviation = {"gumbel": float(np.pi / np.sqrt(6)), "permute_and_flip": 1.0}[plan.mechanism.name]
-    return noise_scale(plan) * deviation
+    return noise_scale(plan) * _law(plan).deviation
 
 
 def agreement_of(shots: float, *, one_shot: float) -> float:

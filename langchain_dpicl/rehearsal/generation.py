@@ -27,6 +27,7 @@ from langchain_dpicl.options import LLM, Count, Decoding, GenerationTask, html_t
 from langchain_dpicl.planning.expected_utility import noise_deviation, occupancy, top_chances
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.rehearsal.rehearsal import (
     EXACT_KEYS,
@@ -275,7 +276,7 @@ class GenerationRehearsal(SavedRehearsal):
     def _branches(self, plan: TokenPlan, label: str | None) -> list[tuple[str | None, ReleasePlan, int]]:
         """Returns (label, release, declared size) of the plan's branches, checked."""
         if plan.branches[0][1].aggregation.needs_public:
-            advice = "Plan with 'gumbel', 'gaussian' or 'permute_and_flip', or give a guess."
+            advice = f"Plan with one of {MECHANISMS}, or give a guess."
             raise fail("source", "a plan on sums of probabilities", "logits, which were not measured", advice)
         if label is not None and label not in dict(plan.branches):
             raise fail("label", f"one of {[name for name, _ in plan.branches]}", label)

@@ -362,7 +362,7 @@ def compare_queries(
     labels: int,
     adjacency: Adjacency = "add_remove",
     aggregation: VoteSum | ProbabilitySum | None = None,
-    mechanisms: Sequence[str] = ("gaussian", "gumbel", "permute_and_flip"),
+    mechanisms: Sequence[str] = ("gaussian", *MECHANISMS),
     base: RowDesign | None = None,
     abstain_below: float | None = None,
     source: RowSource | None = None,

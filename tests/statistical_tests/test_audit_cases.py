@@ -23,6 +23,7 @@ from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
@@ -39,7 +40,6 @@ from tests import pate_plants as pate
 
 pytestmark = pytest.mark.audited
 
-MECHANISMS = ("gumbel", "permute_and_flip", "gaussian")
 SHAPES = (("slots", "add_remove"), ("slots", "replace_one"), ("units", "add_remove"), ("units", "replace_one"))
 
 

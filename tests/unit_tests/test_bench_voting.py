@@ -25,7 +25,6 @@ from _voting_rows import (
     gap_closed,
     is_above,
     measure,
-    noise_deviation,
     noisy_accuracies,
     published_gap_closed,
 )
@@ -33,6 +32,7 @@ from _voting_task import PAPER, Task, load, read_rows
 
 from langchain_dpicl.baselines import label_votes_without_privacy
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
+from langchain_dpicl.planning.expected_utility import noise_deviation
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.bounded import VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -209,7 +209,7 @@ class TestNoise:
 
     def test_has_the_deviation_that_the_table_shows(self, mechanism: str) -> None:
         plan = a_plan(mechanism, 3.0)
-        shown = noise_deviation(plan)
+        shown = noise_deviation(plan.release)
         law = {"gaussian": 3 * math.sqrt(2), "gumbel": 6 * math.pi / math.sqrt(6), "permute_and_flip": 6.0}
         assert shown == pytest.approx(law[mechanism])
 

@@ -8,7 +8,7 @@ import json
 import tracemalloc
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -51,10 +51,12 @@ from langchain_dpicl.evolution import plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import TokenRule, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Decoding, GenerationTask, Noise, Rows
+from langchain_dpicl.options import Decoding, GenerationTask, Noise, NoiseName, Rows
 from langchain_dpicl.pate.plan import plan_labelling
+from langchain_dpicl.planning import expected_utility
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.runs.query_plan import plan_queries
 from langchain_dpicl.soft_prompts.plan import plan_training
 from langchain_dpicl.streams import PrivateStream
@@ -420,6 +422,19 @@ def test_what_is_not_played_is_skipped_and_says_why(monkeypatch: pytest.MonkeyPa
     assert "one run, many canaries" in skipped(PLANS["dpsgd"])
     votes = plan_queries(800, max_queries=20, width=3, design=SLOTS, mechanism="gaussian", **TERMS)
     assert skipped(votes) == {"scores: noisy votes that leave"}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("_LAWS", expected_utility._LAWS), ("WINS", game_module.WINS), ("_VOTES", suite._VOTES)]
+)
+def test_a_mechanism_that_a_table_of_laws_lacks_is_refused_with_the_name_of_the_table(
+    name: str, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(MECHANISMS) == set(get_args(NoiseName)) <= set(table)
+    plan = plan_queries(800, max_queries=20, width=3, mechanism="permute_and_flip", **TERMS)
+    monkeypatch.delitem(table, "permute_and_flip")
+    with pytest.raises(ConfigurationError, match=rf"found 'permute_and_flip'\. Add it to \w+/\w+\.{name}"):
+        [act() for act in (plan.expected, lambda: audit(plan))]
 
 
 @pytest.mark.parametrize("multiplier", [0.4, 2.0**25])

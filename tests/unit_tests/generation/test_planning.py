@@ -13,6 +13,7 @@ from langchain_dpicl.planning.expected_utility import RowDesign, agreement_of, o
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.mechanisms.release_plan import PoissonSlots, PoissonUnits
 
 SIZES = {"a": 1000, "b": 4000}
@@ -144,7 +145,7 @@ class TestSignal:
         one = occupancy(release_plan(PoissonSlots(sampling_rate=0.04, num_slots=40, shots_per_slot=1)), 1000)
         assert one.empty == pytest.approx(np.exp(-1), abs=0.005)
 
-    @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
+    @pytest.mark.parametrize("mechanism", MECHANISMS)
     def test_the_chance_of_the_right_index_matches_simulation(self, mechanism: str) -> None:
         """20,000 draws: the closed form lies within 6 standard errors (false alarms below 1e-8)."""
         plan = release_plan(PoissonUnits(sampling_rate=0.1), mechanism=mechanism, noise_multiplier=4.0)

@@ -82,10 +82,7 @@ def test_votes_of_public_rows_share_ties(facts: RowFacts) -> None:
 def test_the_noise_is_integrated_finely(noise: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     contests = [Contest(20, 0.9, facts.labels, noise, scale) for facts in LAWS]
     found = [contest.rights([facts])[0] for contest, facts in zip(contests, LAWS, strict=True)]
-    monkeypatch.setattr(expected_utility, "_STEP", dict.fromkeys(expected_utility._STEP, 0.05))
-    monkeypatch.setattr(
-        expected_utility, "_REACH_OF_NOISE", dict.fromkeys(expected_utility._REACH_OF_NOISE, (7.0, 30.0))
-    )
+    monkeypatch.setitem(expected_utility._GRIDS, noise, (expected_utility._GRIDS[noise][0], 0.05, 7.0, 30.0))
     monkeypatch.setattr(expected_utility, "_LEAST_SCALE", 0.0)
     finely = [contest.rights([facts])[0] for contest, facts in zip(contests, LAWS, strict=True)]
     np.testing.assert_allclose(found, finely, rtol=0.0, atol=3e-5)

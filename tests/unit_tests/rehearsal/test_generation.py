@@ -23,6 +23,7 @@ from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, compare, plan_generation, signal_of
 from langchain_dpicl.options import OpenLabel
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_scale, occupancy
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.rehearsal import GenerationRehearsal, arehearse_generation, rehearse_generation
 
 CANARY, TOKEN_CANARY = "zx-public-canary-53", "zx-token-canary-54"
@@ -98,7 +99,7 @@ class TestFidelity:
         assert by_rows == sorted(by_rows)
         assert by_noise[-1] == pytest.approx((1 / 3 + 1 / 4) / 2, abs=1e-3)  # of three candidates, then of four
 
-    @pytest.mark.parametrize("mechanism", ["gaussian", "permute_and_flip", "gumbel"])
+    @pytest.mark.parametrize("mechanism", MECHANISMS)
     def test_by_quadrature_is_that_of_drawn_noise(self, mechanism: str) -> None:
         plan, draws = priced(mechanism=mechanism), 200_000
         rng = Generator(PCG64(7))
