@@ -32,9 +32,7 @@ def floors() -> list[list[str]]:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = config["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["name"] == CONTRACT)
-    return [
-        [name.strip().removeprefix(PACKAGE + ".") for name in layer.replace(":", "|").split("|")] for layer in layers
-    ]
+    return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in layers]
 
 
 def rooms(folder: str) -> list[str]:
