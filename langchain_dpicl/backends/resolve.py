@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import threading
 import weakref
 from typing import Any, Literal
@@ -58,13 +59,8 @@ def as_backend(llm: Any, *, retry: RetryPolicy | None = None) -> NextTokenBacken
         return carried
     if _kind(llm) in {"chat", "completion"}:
         return LangChainBackend(llm, retry=retry)
-    name = type(unwrap(llm)[0]).__name__
-    if _kind(llm) == "decisions" or isinstance(llm, ChoiceBackend):
-        raise CapabilityError(
-            f"{name} chooses among given labels (LabelClassifier takes it) and cannot write text token by token; take "
-            "a chat or completion model that reports logprobs, or the embedded model"
-        )
-    raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
+    advice = "text token by token; take a chat or completion model that reports logprobs, or the embedded model"
+    raise _no_engine(llm, NextTokenBackend, chooses="(LabelClassifier takes it) and cannot write " + advice)
 
 
 def as_choice_backend(
@@ -106,10 +102,7 @@ def as_choice_backend(
     if kind in {"chat", "completion"}:
         is_writer = spelling_of(unwrap(llm)[0]).is_text_only
         return TextVoteBackend(llm, retry=retry) if is_writer else _first_tokens(llm, kind, retry)
-    raise CapabilityError(
-        "expected an engine, OpenAIDecisions or a LangChain chat or completion model, found "
-        f"{type(unwrap(llm)[0]).__name__}; {_NO_WRAPPER}"
-    )
+    raise _no_engine(llm, ChoiceBackend, NextTokenBackend)
 
 
 def as_text_backend(llm: Any, *, retry: RetryPolicy | None = None) -> TextBackend:
@@ -132,13 +125,37 @@ def as_text_backend(llm: Any, *, retry: RetryPolicy | None = None) -> TextBacken
             return engine
     if _kind(llm) in {"chat", "completion"}:
         return TextVoteBackend(llm, retry=retry)
-    name = type(unwrap(llm)[0]).__name__
-    if _kind(llm) == "decisions" or isinstance(llm, ChoiceBackend):
-        raise CapabilityError(
-            f"{name} chooses among given labels (DPVotingRunnable takes it) and cannot write text; take a chat or "
-            "completion model, or the embedded model"
+    advice = "text; take a chat or completion model, or the embedded model"
+    raise _no_engine(llm, TextBackend, chooses="(DPVotingRunnable takes it) and cannot write " + advice)
+
+
+def _no_engine(llm: Any, *wanted: type, chooses: str = "") -> CapabilityError:
+    """Returns the error for what is no engine of the wanted Protocols; of somebody's own it names what it lacks.
+
+    Args:
+      llm: what was given; the message holds names of its class and of members alone.
+      wanted: Protocols.
+      chooses: what is said of an engine that chooses among labels; empty: that is wanted.
+    """
+    inner, _ = unwrap(llm)
+    name = type(inner).__name__
+    if chooses and (_kind(llm) == "decisions" or isinstance(llm, ChoiceBackend)):
+        return CapabilityError(f"{name} chooses among given labels {chooses}")
+    expected = "an engine or a" if chooses else "an engine, OpenAIDecisions or a"
+    told = f"expected {expected} LangChain chat or completion model, found {name}"
+    by_share = dict[float, str]()
+    for protocol in wanted:
+        members = {member for one in protocol.__mro__ for member in vars(one) if not member.startswith("_")}
+        # As `isinstance` has it, None is a value of a property and no method.
+        gone = {member: None if callable(getattr(protocol, member)) else inner for member in members}
+        lacks = sorted(
+            member for member in members if inspect.getattr_static(inner, member, gone[member]) is gone[member]
         )
-    raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
+        by_share.setdefault(len(lacks) / len(members), f"{', '.join(lacks)} of {protocol.__name__}")
+    least = min(by_share)
+    if isinstance(inner, Runnable) or least == 0.0 or (least == 1.0 and not isinstance(inner, _ENGINES)):
+        return CapabilityError(f"{told}; {_NO_WRAPPER}")
+    return CapabilityError(f"{told}, which lacks {by_share[least]}; add it (docs/extending.md), or pass a model")
 
 
 def as_model(llm: Any) -> Any:

@@ -16,11 +16,12 @@ from langchain_core.runnables import ConfigurableField
 from pydantic import ConfigDict, Field
 
 from langchain_dpicl import Decoding
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_model
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
@@ -198,6 +199,47 @@ class TestForChoosingLabels:
         model = ScriptedChat(answer=TOPS, raises={"": ConnectionError("refused")})
         with pytest.raises(ModelCallError, match="could not be reached"):
             as_choice_backend(model)
+
+
+def members(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("door", "protocol", "member"),
+    [
+        (door, protocol, name)
+        for door, protocol in (
+            (as_backend, NextTokenBackend),
+            (as_text_backend, TextBackend),
+            (as_choice_backend, NextTokenBackend),
+            (as_choice_backend, ChoiceBackend),
+        )
+        for name in members(protocol)
+    ],
+)
+def test_an_engine_that_lacks_a_member_is_told_which(door: Any, protocol: type, member: str) -> None:
+    rest = dict.fromkeys({*members(protocol)} - {member}, "a private text")
+    with pytest.raises(CapabilityError, match=f"found Own, which lacks {member} of {protocol.__name__}; add") as caught:
+        door(type("Own", (), rest)())
+    assert "private" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("door", "has", "lacks"),
+    [
+        (as_backend, TextBackend, "atop_tokens, .*, vocabulary of NextTokenBackend"),
+        (as_choice_backend, TextBackend, "ascore_choices, score_choices of ChoiceBackend"),
+        (as_text_backend, NextTokenBackend, "acomplete, complete of TextBackend"),
+    ],
+)
+def test_an_engine_for_something_else_is_told_what_it_lacks_and_a_stranger_is_not(
+    door: Any, has: type, lacks: str
+) -> None:
+    with pytest.raises(CapabilityError, match=f"found Own, which lacks {lacks}; add"):
+        door(type("Own", (), dict.fromkeys(members(has), print))())
+    with pytest.raises(CapabilityError, match="found object; pass the model itself"):
+        door(object())
 
 
 class TestForWritingTokenByToken:
