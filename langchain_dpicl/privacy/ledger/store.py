@@ -202,9 +202,9 @@ def _require_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
         raise LedgerError(msg)
 
 
-def next_record(seq: int, head: str, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
-    """Returns the line that follows line `seq` with hash `head`; stores use it to append."""
-    return _StoredLine.after(seq, head, kind, canonical_json(body)).record(seq + 1, head)
+def next_record(after: int, head: str, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
+    """Returns line `after + 1`, which follows line `after` with hash `head`; stores use it to append."""
+    return _StoredLine.after(after, head, kind, canonical_json(body)).record(after + 1, head)
 
 
 _quoted = json.encoder.encode_basestring  # as `canonical_json` does with a text

@@ -25,7 +25,8 @@ class TestInMemoryStore(StoreContract):
 def test_header_and_lines_survive_their_json_form() -> None:
     first = header()
     assert LedgerHeader.from_dict(first.to_dict()) == first
-    line = next_record(0, first.digest, "note", {"x": 0.1})
+    line = next_record(after=0, head=first.digest, kind="note", body={"x": 0.1})
+    assert line.seq == 1
     assert LedgerRecord.from_dict(line.to_dict()) == line
 
 
