@@ -23,7 +23,7 @@ from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
-from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, PROVED
 from langchain_dpicl.privacy.mechanisms import release_plan as mechanisms
 from langchain_dpicl.privacy.mechanisms.bounded import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
@@ -206,6 +206,17 @@ PLANS = {
     "confident": ReleasePlan(SLOTS, VoteSum(), ConfidentGNMaxMechanism(1.0, 1.0, threshold=3.0), "add_remove"),
 }
 WIDE = 101
+
+
+def test_every_mechanism_is_audited_and_those_of_every_component_have_a_planted_bug() -> None:
+    assert {type(plan.mechanism) for plan in PLANS.values()} == {
+        GumbelMechanism,
+        GaussianMechanism,
+        *PROVED["mechanism"],
+    }
+    assert all(any(f": {name}, " in game for game, _ in GAME_PLANTS.values()) for name in MECHANISMS)
+
+
 PARTS: dict[str, Callable[[ReleasePlan], Any]] = {
     "rate": component_checks.check_sampler_rate,
     "places": component_checks.check_unit_places,

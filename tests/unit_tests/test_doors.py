@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import langchain_dpicl as dpicl
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import OPTIONS
+from langchain_dpicl.runs.query_runnable import QueryRunnable
 
 COMPONENTS: tuple[type[Any], ...] = (
     dpicl.DPVotingRunnable,
@@ -117,6 +120,24 @@ class TestEveryConstructor:
             else:
                 component.from_private_examples([{"text": "secret canary"}], **required)
         assert "canary" not in str(caught.value)
+
+
+NO_ROOM = {"DPFewShotChatMessagePromptTemplate", "PromptDPSGD"}
+"""The first makes the calls of its sibling, the second trains in this process and calls no model elsewhere."""
+NO_CONTRACT = {"DPRetrievalFreeFormRunnable"}
+"""Made of the parts of two that have one."""
+
+
+def test_every_exported_component_is_known_to_the_suites_of_components() -> None:
+    exported = {name: one for name in dpicl.__all__ if hasattr(one := getattr(dpicl, name), "from_private_examples")}
+    assert {one.__name__ for one in COMPONENTS} == set(exported), "see COMPONENTS above"
+    tests = Path(__file__).parents[1]
+    rooms = re.findall(r"(\w+)\.a?from_\w+\(", (tests / "leaks" / "rooms.py").read_text(encoding="utf-8"))
+    assert set(exported) - set(rooms) == NO_ROOM, "a room is missing in tests/leaks/rooms.py"
+    suites = (path.read_text(encoding="utf-8") for path in tests.glob("unit_tests/*/test_*.py"))
+    made = [re.findall(r"def make\(.*\) -> (\w+):", text) for text in suites if "(ChargingRunnableContract)" in text]
+    charging = {name for name, one in exported.items() if issubclass(one, QueryRunnable)}
+    assert charging.difference(*made) == NO_CONTRACT, "a ChargingRunnableContract is missing"
 
 
 def test_all_words_together_are_few() -> None:
