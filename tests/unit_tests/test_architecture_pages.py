@@ -40,6 +40,16 @@ def test_an_auditor_is_told_what_of_the_folders_of_the_core_runs_for_a_vote_besi
     assert sorted(re.findall(r"^- `([\w/]+\.py)`: ", section, flags=re.MULTILINE)) == sorted(beside)
 
 
+def test_an_auditor_finds_a_page_for_every_file_beside_the_core() -> None:
+    files = {
+        path.relative_to(PACKAGE)
+        for each in ("privacy/extensions", "release")
+        for path in (PACKAGE / each).glob("[!_]*.py")
+    }
+    proofs = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "proofs").glob("*.md"))
+    assert [file for file in files if file.name not in proofs and file.as_posix() not in named(AUDITED)] == []
+
+
 def test_the_pages_name_files_and_folders_that_are_there() -> None:
     for page in (ARCHITECTURE, AUDITED):
         assert [name for name in sorted(named(page)) if not (PACKAGE / name).exists()] == [], page.name
