@@ -32,9 +32,7 @@ class SpyBackend(FakeBackend):
 
 
 class RepeatableCoins(SecureRandom):
-    """Coins from a seed: the same draws for a data set and its neighbour. Not certified."""
-
-    certified = False
+    """Coins from a seed: the same draws for a data set and its neighbour."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.default_rng(seed)

@@ -92,15 +92,9 @@ def full_engine(**options: Any) -> FullFake:
     return FullFake(word_copier(WORDS), vocabulary=WORDS, **options)
 
 
-class CertifiedCoins(RepeatableCoins):
-    """Repeatable coins that the curator takes for the operating system's: for tests of neighbours only."""
-
-    certified = True
-
-
 def same_coins(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Gives every room that draws the same coins, from the start."""
-    coins: SecureRandom = CertifiedCoins(seed)
+    coins: SecureRandom = RepeatableCoins(seed)
     for room in (blocks, curator):
         monkeypatch.setattr(room, "SYSTEM_RANDOM", coins)
     monkeypatch.setattr(curator, "is_certified", lambda _: True)

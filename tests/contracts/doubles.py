@@ -1,11 +1,10 @@
-"""Sources of coins for tests only. None is certified, so no budget accepts one."""
+"""Sources of coins for tests only. The curator refuses them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 
 class CountingRandom(SecureRandom):
     """Real entropy, and a count of the bytes that were asked for."""
-
-    certified: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -28,8 +25,6 @@ class CountingRandom(SecureRandom):
 class SeededRandom(SecureRandom):
     """The same coins again: two objects of one seed couple two runs."""
 
-    certified: ClassVar[bool] = False
-
     def __init__(self, seed: int) -> None:
         self._source = random.Random(seed)
 
@@ -39,8 +34,6 @@ class SeededRandom(SecureRandom):
 
 class ScriptedRandom(SecureRandom):
     """Hands out the given 64-bit words in order, and fails when they run out."""
-
-    certified: ClassVar[bool] = False
 
     def __init__(self, words: Iterable[int]) -> None:
         self.words = list(words)
@@ -66,8 +59,6 @@ class FixedDraws:
 class FixedNoise(SecureRandom):
     """Returns the same given noise vector from every noise door, and records how often it was asked."""
 
-    certified: ClassVar[bool] = False
-
     def __init__(self, noise: Iterable[float] | None = None) -> None:
         self.noise = None if noise is None else np.array(list(noise), dtype=np.float64)
         self.asked: list[tuple[str, int]] = []
@@ -89,8 +80,6 @@ class FixedNoise(SecureRandom):
 class RecordingRandom(SecureRandom):
     """Real entropy; keeps the positions and slots that a sampler was given."""
 
-    certified: ClassVar[bool] = False
-
     def __init__(self) -> None:
         self.chosen: list[list[int]] = []
         self.slots: list[list[int]] = []
@@ -104,6 +93,3 @@ class RecordingRandom(SecureRandom):
         out = super().integers(high, n)
         self.slots.append(out.tolist())
         return out
-
-
-UNCERTIFIED = (CountingRandom, SeededRandom, ScriptedRandom, FixedNoise, RecordingRandom)

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
-from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -150,13 +150,12 @@ class SecureRandom:
         the rounded vector keeps every (epsilon, delta) of the ideal one with epsilon <= 32, at delta +
         `implementation_delta("gaussian", n)`. The plain floats of the other noises must not leave.
 
-    Subclasses exist for tests; `is_certified` refuses them, and a budget refuses what is not certified.
+    Subclasses exist for tests; `is_certified` refuses them.
 
     Source: Downey (2007), Generating pseudo-random floating-point values; Devroye (1986), chapters II.2 and X.4.
     """
 
     __slots__ = ()
-    certified: ClassVar[bool] = True
 
     def entropy(self, num_bytes: int) -> bytes:
         """Returns fresh bytes; every coin of this class comes through here."""

@@ -35,8 +35,6 @@ NAN, INF = float("nan"), float("inf")
 class FixedIntegers(SecureRandom):
     """Gives the listed integers from `integer_below`."""
 
-    certified = False
-
     def __init__(self, *integers):
         self.integers = list(integers)
 

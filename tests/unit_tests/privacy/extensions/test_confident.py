@@ -39,8 +39,6 @@ ALWAYS = -(2.0**19)
 class QueuedNoise(SecureRandom):
     """Gives the listed noise vectors, one per draw, and records how many coordinates were asked for."""
 
-    certified = False
-
     def __init__(self, *noise):
         self.noise, self.asked = list(noise), []
 

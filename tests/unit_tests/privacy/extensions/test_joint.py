@@ -40,8 +40,6 @@ class TestJointExponential(MechanismContract):
 class Branching(SecureRandom):
     """Takes the listed ways at each exact choice, then the first possible one; records what each choice offered."""
 
-    certified = False
-
     def __init__(self, ways):
         self.ways, self.offered = list(ways), []
 

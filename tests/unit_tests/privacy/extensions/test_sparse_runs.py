@@ -27,8 +27,6 @@ NAN, INF = float("nan"), float("inf")
 class QueuedNoise(SecureRandom):
     """Gives the listed noise, in rows, one per draw, and records the scales that were asked for, in steps."""
 
-    certified = False
-
     def __init__(self, *rows):
         self.rows, self.asked = list(rows), []
 
