@@ -262,7 +262,7 @@ class PublicVotingRunnable(PublicRunnable[QueryInput, str]):
             public_examples, wording, text_key=text_key, label_key=label_key, labels=labels, instead=_PRIVATE
         )
         voting = VotingTask.of(public, wording, answers)
-        below = abstention_of(answers, voting.labels, usual="never")
+        below = abstention_of(answers, voting.labels)
         check_other_label(answers)
         num_rows, shots = shape_of(rows, len(public.records))
         voting, scorer, reading = reader_of(as_model(llm), voting, is_wanted=answers.calibrate)

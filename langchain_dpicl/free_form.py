@@ -304,7 +304,7 @@ class CandidateSource:
         self._llm, self._door = llm, door
         self._writer = writer or llm
         self._count = 0 if candidates is not None else count
-        self.fixed = None if _fetches(candidates) else _check_texts("candidates", candidates)
+        self.fixed = None if _fetches(candidates) else _candidate_texts(candidates)
         """The candidates if they are the same for every query; otherwise None."""
         self._source: Runnable[Any, Any] | None = None
         if _fetches(candidates):
@@ -367,7 +367,7 @@ class CandidateSource:
         value: Any = next(iter(query.values())) if len(query) == 1 else dict(query)
 
         calls = partial(source.invoke, value, config), partial(source.ainvoke, value, config)
-        return PublicRequest("candidates", *calls, lambda found: _check_texts("candidates", found) or ())
+        return PublicRequest("candidates", *calls, lambda found: _candidate_texts(found) or ())
 
 
 def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTemplate[Any]:
@@ -414,12 +414,12 @@ def _fetches(candidates: Any) -> bool:
     return isinstance(candidates, Runnable) or callable(candidates)
 
 
-def _check_texts(name: str, values: Any) -> tuple[str, ...] | None:
+def _candidate_texts(values: Any) -> tuple[str, ...] | None:
     if values is None:
         return None
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise fail(name, "a list of texts, or a Runnable or function that gives one", type(values).__name__)
-    return distinct_texts(text_of(name, value) for value in values)
+        raise fail("candidates", "a list of texts, or a Runnable or function that gives one", type(values).__name__)
+    return distinct_texts(text_of("candidates", value) for value in values)
 
 
 MOST_KEYWORDS = 256

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from langchain_core.documents import Document
@@ -482,7 +482,7 @@ def _asked_as(example: Template, text_key: str, label_key: str) -> str | None:
     return asked + literals[end].rstrip(" ")
 
 
-def abstention_of(answers: LabelAnswers, labels: tuple[str, ...], *, usual: Literal["auto", "never"]) -> float | None:
+def abstention_of(answers: LabelAnswers, labels: tuple[str, ...]) -> float | None:
     """Returns the share of the expected votes that an answer needs; None: the most noisy votes are enough.
 
     Raises:
@@ -493,7 +493,7 @@ def abstention_of(answers: LabelAnswers, labels: tuple[str, ...], *, usual: Lite
             "LabelAnswers.min_votes", "None where votes can be expected", answers.min_votes, "Use abstain_below."
         )
     check_abstain_label(answers, labels)
-    below = answers.abstain_below or usual
+    below = answers.abstain_below or "never"
     if below == "never":
         return None
     return 0.5 / len(labels) if below == "auto" else below

@@ -279,7 +279,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         answers = option_of("answers", answers, LabelAnswers)
         rows = rows if isinstance(rows, Rehearsal) else option_of("rows", rows, Rows)
         voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
-        below = abstention_of(answers, voting.labels, usual="never")
+        below = abstention_of(answers, voting.labels)
         check_other_label(answers)
         options, store = served(serving, budget=spender, component=component)
         noise = noise_of(noise, Noise)

@@ -370,10 +370,10 @@ def _labels(settings: Settings, source: RowSource) -> tuple[str, ...]:
     return labels
 
 
-def _needed(settings: Settings, name: str) -> Any:
-    value = settings.get(name)
+def _max_queries(settings: Settings) -> Any:
+    value = settings.get("max_queries")
     if value is None:
-        raise fail(name, "a number", None, f"Give --{name.replace('_', '-')} N.")
+        raise fail("max_queries", "a number", None, "Give --max-queries N.")
     return value
 
 
@@ -916,7 +916,7 @@ def _check_task(settings: Settings, private: PrivateExamples, names: tuple[str, 
 def _voting(settings: Settings, compares: bool) -> Output:
     from langchain_dpicl.runs.query_plan import compare_queries
 
-    source, max_queries = _source(settings), _needed(settings, "max_queries")
+    source, max_queries = _source(settings), _max_queries(settings)
     names, readings = _labels(settings, source), _readings(settings, source)
     private, labels, wordings = declared(settings, names), len(names), num_wordings(settings)
     _check_task(settings, private, names, source)

@@ -156,7 +156,8 @@ class TokenRule:
                 adjacency=adjacency,
                 redraw_every=redraw_every,
             )
-        unit = self._range_of(1.0, sampler, num_rows, adjacency)  # the range grows in proportion to the clip
+        of_one = self._aggregation(1.0, num_rows).sensitivity(row_shape=sampler.row_shape, adjacency=adjacency)
+        unit = of_one.require("range")  # it grows in proportion to the clip
         if self.clip is not None and self.temperature is not None:
             # temperature = noise_multiplier * range, and the range is unit * clip: two of the three decide the third.
             noise_multiplier = self.temperature / (unit * self.clip)
@@ -178,10 +179,6 @@ class TokenRule:
         if self.free_tokens is None:
             return None
         return SparseVectorTest(self.free_tokens, min(1e12, 4.0 * noise_multiplier / math.sqrt(TEST_SHARE)))
-
-    def _range_of(self, clip: float, sampler: Sampler, num_rows: int, adjacency: Adjacency) -> float:
-        bound = self._aggregation(clip, num_rows).sensitivity(row_shape=sampler.row_shape, adjacency=adjacency)
-        return bound.require("range")
 
     def _aggregation(self, clip: float, num_rows: int) -> Aggregation:
         return logit_sum(

@@ -93,9 +93,9 @@ class FileForm:
         return self.read(text_in(path, most))
 
 
-def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Writes ASCII text to `path`; see `write_bytes`."""
-    write_bytes(path, text.encode("ascii"), most)
+    write_bytes(path, text.encode("ascii"), MAX_TEXT)
 
 
 def parse_json(what: str, text: str) -> object:

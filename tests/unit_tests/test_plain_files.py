@@ -23,7 +23,7 @@ from langchain_dpicl.cli.inputs import read_json, read_records
 from langchain_dpicl.cli.spending import public_items, public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released import ReleasedWords
-from langchain_dpicl.released.base import write_whole
+from langchain_dpicl.released.base import write_bytes, write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
 from langchain_dpicl.runs.release_run import RunJournal
@@ -215,7 +215,7 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="expected at most 3 bytes, found 4"):
-        write_whole(tmp_path / "file", "long", 3)
+        write_bytes(tmp_path / "file", b"long", 3)
     assert list(tmp_path.iterdir()) == []
 
 
