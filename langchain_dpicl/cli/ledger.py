@@ -243,7 +243,7 @@ def _add_bench(actions: Any, *, run: Callable[[argparse.Namespace], int]) -> Non
     command = actions.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("where", type=_file, metavar="PATH", help="a folder, or a file beside which to measure")
     command.add_argument(
-        "--processes", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="at once (default: 1 8 64)"
+        "--processes", type=int, nargs="+", default=PROCESSES, metavar="N", help="at once (default: 1 8 64)"
     )
     command.add_argument("--seconds", type=float, default=3.0, help="for each of them (default: 3)")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")

@@ -49,7 +49,6 @@ class VerifiedWrapper:
       distribution: who ships it.
       since: the lowest version that is allowed.
       below: the lowest version that is not allowed any more.
-      evidence: what shows it, and with which version.
     """
 
     module: str
@@ -57,46 +56,22 @@ class VerifiedWrapper:
     distribution: str
     since: tuple[int, ...]
     below: tuple[int, ...]
-    evidence: str
 
 
-_SPANS = "canaries in bodies of calls that succeed, fail or break off are in no span and no metric"
 ALLOWED = (
+    # 0.66b1: canaries in bodies of calls that succeed, fail or break off are in no span and no metric.
     VerifiedWrapper(
-        "opentelemetry.instrumentation.httpx",
-        "http",
-        "opentelemetry-instrumentation-httpx",
-        (0, 66),
-        (0, 67),
-        f"0.66b1: {_SPANS}",
+        "opentelemetry.instrumentation.httpx", "http", "opentelemetry-instrumentation-httpx", (0, 66), (0, 67)
     ),
     VerifiedWrapper(
-        "opentelemetry.instrumentation.requests",
-        "http",
-        "opentelemetry-instrumentation-requests",
-        (0, 66),
-        (0, 67),
-        f"0.66b1: {_SPANS}",
+        "opentelemetry.instrumentation.requests", "http", "opentelemetry-instrumentation-requests", (0, 66), (0, 67)
     ),
-    VerifiedWrapper(
-        "sentry_sdk",
-        "http",
-        "sentry-sdk",
-        (2, 75),
-        (3,),
-        "2.75.0: canaries in bodies are in no span and no event, with send_default_pii and max_request_body_size too",
-    ),
-    VerifiedWrapper(
-        "accelerate",
-        "torch",
-        "accelerate",
-        (1, 15),
-        (2,),
-        "1.15.0: moves weights and inputs; its hook objects are judged",
-    ),
-    VerifiedWrapper(
-        "peft", "torch", "peft", (0, 21), (1,), "0.21.2: adds what the adapter computes, and keeps nothing"
-    ),
+    # 2.75.0: canaries in bodies are in no span and no event, with send_default_pii and max_request_body_size too.
+    VerifiedWrapper("sentry_sdk", "http", "sentry-sdk", (2, 75), (3,)),
+    # 1.15.0: moves weights and inputs; its hook objects are judged.
+    VerifiedWrapper("accelerate", "torch", "accelerate", (1, 15), (2,)),
+    # 0.21.2: adds what the adapter computes, and keeps nothing.
+    VerifiedWrapper("peft", "torch", "peft", (0, 21), (1,)),
 )
 """What may stand before a private call, and why; of `torch` and `transformers` themselves any code may.
 

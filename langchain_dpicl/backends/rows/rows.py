@@ -90,7 +90,7 @@ class RowSource:
     def push(self, token: Token) -> None:
         """Appends one released token to every row; a failed session is opened again for the next score."""
         self.prefix.append(token)
-        if self.session is not None and run_guarded(lambda: self._push(token)) is None:
+        if self.session is not None and run_guarded(partial(_pushed, self.session, token)) is None:
             self.session = None
 
     def close(self) -> None:
@@ -98,11 +98,6 @@ class RowSource:
         session, self.session, self.prompts = self.session, None, ()
         if session is not None:
             run_guarded(session.close)
-
-    def _push(self, token: Token) -> bool:
-        if self.session is not None:
-            self.session.push(token)
-        return True
 
     def _live(self) -> tuple[int, ...]:
         return tuple(i for i, prompt in enumerate(self.prompts) if prompt is not None)
@@ -129,6 +124,11 @@ class RowSource:
         session = self.backend.open([self.prompts[row] or ""], tuple(self.prefix))
         with contextlib.closing(session):
             return session.score(domain)
+
+
+def _pushed(session: TokenSession | FullSession, token: Token) -> bool:
+    session.push(token)
+    return True
 
 
 def restrict(rows: Rows) -> Rows:
@@ -240,7 +240,7 @@ class FullRowSource:
     def push(self, token: Token) -> None:
         """Appends one released token to every row; a failed session is opened again for the next request."""
         self.prefix.append(token)
-        if self.session is not None and run_guarded(lambda: self._push(token)) is None:
+        if self.session is not None and run_guarded(partial(_pushed, self.session, token)) is None:
             self._drop()
 
     def close(self) -> None:
@@ -252,11 +252,6 @@ class FullRowSource:
         session, self.session = self.session, None
         if session is not None:
             run_guarded(session.close)
-
-    def _push(self, token: Token) -> bool:
-        if self.session is not None:
-            self.session.push(token)
-        return True
 
     def _open(self) -> FullSession:
         if self.session is None:
