@@ -425,8 +425,8 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
             is_saved = _is_saved(run, call, has_ended=has_ended, is_said=not (has_ended or stopped), check=check)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
-        saved = f"What was released is {f'saved in {arguments.out}' if is_saved else 'printed'}."
-        call.complain(f"{stopped} {saved if has_some else 'Nothing was released.'} {again}")
+        saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
+        call.complain(f"{stopped} {f'{saved} {again}' if is_saved else 'What was released is printed.'}")
     if arguments.json and is_saved and (has_some or "checkpoint" in arguments):
         call.say(run.result.to_json())
     elif not call.is_quiet:
@@ -438,10 +438,11 @@ def _is_saved(run: Any, call: Call, *, has_ended: bool, is_said: bool, check: Ca
     """Saves what was released, or prints it. A fault of --out does not take the place of what stopped a run."""
     try:  # errors speak of the run's `result`
         save_or_print(run.result, call, is_said=is_said, check=check)
-    except ConfigurationError as fault:
+    except (OSError, ConfigurationError) as fault:
         if has_ended:
             raise
-        call.complain(as_typed(str(fault)))
+        out = call.arguments.out
+        call.complain(f"{out}: {fault.strerror}." if isinstance(fault, OSError) else as_typed(str(fault)))
         return False
     return True
 
@@ -480,6 +481,7 @@ def save_or_print(released: Any, call: Call, *, is_said: bool = False, check: Ca
     out, say, complain = call.arguments.out, call.say, call.complain
     try:
         if check is not None:
+            check_unchanged(call, "What this command released is printed: keep that elsewhere.")
             check()
         _save(released, call)
     except (OSError, ConfigurationError):
