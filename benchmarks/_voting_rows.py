@@ -28,7 +28,6 @@ from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 CONTENT_FREE = ("N/A",)
 ALL_CONTENT_FREE = ("N/A", "", "[MASK]")
 """The three inputs of Zhao et al. (2021), which Tang et al. and Duan et al. follow."""
-# Standard deviations of noise at scale 1.
 # Differences within so many standard errors are none.
 SIGNIFICANT = 2.0
 

@@ -153,7 +153,7 @@ def _no_engine(llm: Any, *wanted: type, chooses: str = "") -> CapabilityError:
         )
         by_share.setdefault(len(lacks) / len(members), f"{', '.join(lacks)} of {protocol.__name__}")
     least = min(by_share)
-    if isinstance(inner, Runnable) or least == 0.0 or (least == 1.0 and not isinstance(inner, _ENGINES)):
+    if isinstance(inner, Runnable) or least == 0.0 or (least > 0.5 and not isinstance(inner, _ENGINES)):
         return CapabilityError(f"{told}; {_NO_WRAPPER}")
     return CapabilityError(f"{told}, which lacks {by_share[least]}; add it (docs/extending.md), or pass a model")
 
