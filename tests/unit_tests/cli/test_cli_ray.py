@@ -122,6 +122,28 @@ class TestARunWithWorkers:
         assert "--ledger: expected the one that paid for 'out.json', found 'another'" in capsys.readouterr().err
         assert len(crews[-1].jobs) == 0
 
+    @pytest.mark.parametrize("is_gone", [True, False])
+    def test_says_what_stopped_it_beside_why_nothing_is_saved(
+        self, folder: Path, crews: list[Crew], capsys: Any, monkeypatch: pytest.MonkeyPatch, *, is_gone: bool
+    ) -> None:
+        def stopped(self: Any, **options: Any) -> Any:
+            yield next(written(self, **options))
+            if is_gone:
+                (folder / "d").rmdir()
+            else:
+                (folder / "d" / "out.json").write_text('{"of": "another command"}')
+            raise KeyboardInterrupt
+
+        del crews
+        (folder / "d").mkdir()
+        written = DemonstrationSynthesizer.stream
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", stopped)
+        assert main(command("--ray", "--ledger", "ledger.db", "--json", out="d/out.json")) == 130
+        shown = capsys.readouterr()
+        assert ("No such file" if is_gone else "a file that no other command writes meanwhile") in shown.err
+        assert shown.err.endswith("Tickets that burnt stay charged. What was released is printed.\n")
+        assert len(json.loads(shown.out)["examples"]) == 1
+
     def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
         limits: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
         PrivacyBudgetCallbackHandler.create("anchored.db", anchor="anchor.json", **limits).budget.close()
