@@ -141,7 +141,7 @@ def test_the_commands_of_the_page_plan_what_they_would_spend(
     Path("notes.toml").write_text(re.sub(r"public_size = .*", "public_size = 6000", bare))
     for name in ("short.txt", "long.txt"):
         Path(name).write_text(f"{{text}} {name}:")
-    for name in ("new.txt", "public.txt", "words.txt"):
+    for name in ("new.txt", "public.txt", "keywords.txt"):
         Path(name).write_text("card\n")
     assert main(["ledger", "create", "budget.db", "--epsilon", "8", "--delta", "1e-6"]) == 0
     commands = re.findall(rf"^dpicl ((?:{'|'.join(SPENDING)}) --config .*)$", page, re.MULTILINE)
