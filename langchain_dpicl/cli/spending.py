@@ -474,6 +474,9 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
     return "A new run starts over, on a budget of its own."
 
 
+_PRINTED = "What this command released is printed: keep that elsewhere."
+
+
 def save_or_print(released: Any, call: Call, *, is_said: bool = False, check: Callable[[], None] | None = None) -> None:
     """Saves what was released; prints it, since it is paid for, if a check or that fails or another wrote to --out."""
     from langchain_dpicl.released.soft_prompt import SoftPrompt
@@ -481,7 +484,7 @@ def save_or_print(released: Any, call: Call, *, is_said: bool = False, check: Ca
     out, say, complain = call.arguments.out, call.say, call.complain
     try:
         if check is not None:
-            check_unchanged(call, "What this command released is printed: keep that elsewhere.")
+            check_unchanged(call, _PRINTED)
             check()
         _save(released, call)
     except (OSError, ConfigurationError):
@@ -500,10 +503,10 @@ def _save(released: Any, call: Call) -> None:
     """Saves what was released; a new name is linked, which fails where another command has taken it by then."""
     from langchain_dpicl.released.soft_prompt import SoftPrompt, write_folder
 
-    out, advice = call.arguments.out, "What this command released is printed: keep that elsewhere."
-    check_unchanged(call, advice)
+    out = call.arguments.out
+    check_unchanged(call, _PRINTED)
     if isinstance(released, SoftPrompt):
-        write_folder(out, released.files(), check=lambda: check_unchanged(call, advice))
+        write_folder(out, released.files(), check=lambda: check_unchanged(call, _PRINTED))
         return
     part = out.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -512,7 +515,7 @@ def _save(released: Any, call: Call) -> None:
             try:
                 out.hardlink_to(part)
             except (OSError, NotImplementedError):  # the name is taken, or there are no links here
-                check_unchanged(call, advice)
+                check_unchanged(call, _PRINTED)
                 part.replace(out)
     finally:
         part.unlink(missing_ok=True)
