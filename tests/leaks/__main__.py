@@ -53,6 +53,9 @@ def main() -> int:
     for name in [name for name in os.environ if name.startswith(OTHERS) or name.lower().endswith("_proxy")]:
         del os.environ[name]
     warnings.simplefilter("ignore")
+    from langchain_dpicl.backends.private_calls import call
+
+    call.DEFAULT_CONCURRENCY = 8  # each engine starts all its threads at once, for few rows
     from tests.leaks.matrix import run
 
     noise = io.StringIO()
