@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -133,7 +134,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
 
     look = CommandGroup(commands, "before spending")
     add_try(look, run=functools.partial(run_try, say=_say, confirm=_confirm))
-    add_rehearse(look, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
+    add_rehearse(look, run=functools.partial(run_rehearse, say=_say, complain=_complain, confirm=_confirm))
     add_plan(look, run=_plan)
     _add_check(look)
 
@@ -206,8 +207,12 @@ def _write(text: str, stream: TextIO) -> None:
             _drop(stream)
 
 
+_DROPPED: weakref.WeakSet[TextIO] = weakref.WeakSet()
+
+
 def _drop(stream: TextIO) -> None:
     """Leads a stream that is closed elsewhere to nowhere: Python writes again what waits, at its end."""
+    _DROPPED.add(stream)
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -221,7 +226,7 @@ def _say(text: str) -> bool:
         if not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "stdout") from None
         return False
-    return True
+    return sys.stdout not in _DROPPED
 
 
 def _confirm(words: str) -> bool:

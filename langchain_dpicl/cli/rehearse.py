@@ -107,12 +107,12 @@ def add_rehearse(commands: Any, *, run: Any) -> None:
     command.add_argument("--out", type=Path, help="JSON file for `dpicl plan --rehearsal`, `dpicl try`, and rows=")
 
 
-def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
+def run_rehearse(arguments: argparse.Namespace, *, say: Say, complain: Say, confirm: Confirm) -> int:
     """Rehearses, saves and prints the table. Returns 0; also where the question whether to go on was denied."""
     settings = read_settings(arguments, methods=_METHODS)
     if arguments.public is None:
         raise ConfigurationError("FILE: expected the file of public examples, found none. Name it.")
-    call = Call(arguments, settings, say, say)
+    call = Call(arguments, settings, say, complain)
     if arguments.out is not None:
         check_out(arguments.out, arguments.public)
         _check_replaced(arguments.out)

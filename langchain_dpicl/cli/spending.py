@@ -181,7 +181,7 @@ def check_newest(run: Any, out: Path, *, kept: str | None) -> None:
     advice = "It may be an older copy, or lack what was released as a command stopped: bring the newest back, or give"
     advice += " another --out."
     if kept == _OF_WORKERS:
-        advice = f"What it holds is printed, and the file stays. The same command goes on if this one stopped. {advice}"
+        advice = f"The file stays. The same command goes on if this one stopped. {advice}"
     if ledgers[0] != ledgers[1]:
         raise fail("--ledger", f"the one that paid for {str(file)!r}", "another", "Give another --out.")
     if kept is not None and _paid_for(held, known) - _paid_for(known, known):
@@ -401,7 +401,8 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 @_stopped_like_ctrl_c()
 def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
-    arguments, code, stopped, has_some, has_ended, is_saved = call.arguments, DONE, "", False, False, True
+    arguments, code, stopped, has_some, has_ended = call.arguments, DONE, "", False, False
+    fault: OSError | ConfigurationError | None = None
     check_unchanged(call)
     check_newest(run, arguments.out, kept=None if has_workers else "--checkpoint")
     try:
@@ -422,29 +423,33 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
         if has_some or (is_new and _is_paid(run.result)):
             # Workers tell one by one what their memo holds: a run that was stopped knows less than a file may hold.
             check = partial(check_newest, run, arguments.out, kept=_OF_WORKERS) if has_workers else None
-            is_saved = _is_saved(run, call, has_ended=has_ended, is_said=not (has_ended or stopped), check=check)
+            fault = _fault_of_saving(run, call, has_ended=has_ended, is_said=not (has_ended or stopped), check=check)
     if stopped:
         again = _continuation(call, has_workers=has_workers, is_durable=budget.budget.durable, has_some=has_some)
         saved = f"What was released is saved in {arguments.out}." if has_some else "Nothing was released."
-        call.complain(f"{stopped} {f'{saved} {again}' if is_saved else 'What was released is printed.'}")
-    if arguments.json and is_saved and (has_some or "checkpoint" in arguments):
+        if isinstance(fault, ConfigurationError):  # it says what to do
+            again = ""
+        call.complain(" ".join(filter(None, (stopped, "" if fault else saved, again))))
+    if arguments.json and fault is None and (has_some or "checkpoint" in arguments):
         call.say(run.result.to_json())
     elif not call.is_quiet:
         say_report(budget, say=call.say)
     return code
 
 
-def _is_saved(run: Any, call: Call, *, has_ended: bool, is_said: bool, check: Callable[[], None] | None) -> bool:
+def _fault_of_saving(
+    run: Any, call: Call, *, has_ended: bool, is_said: bool, check: Callable[[], None] | None
+) -> OSError | ConfigurationError | None:
     """Saves what was released, or prints it. A fault of --out does not take the place of what stopped a run."""
     try:  # errors speak of the run's `result`
         save_or_print(run.result, call, is_said=is_said, check=check)
     except (OSError, ConfigurationError) as fault:
-        if has_ended:
+        if has_ended or getattr(fault, "filename", None) == "stdout":
             raise
-        out = call.arguments.out
-        call.complain(f"{out}: {fault.strerror}." if isinstance(fault, OSError) else as_typed(str(fault)))
-        return False
-    return True
+        words = fault.strerror if isinstance(fault, OSError) else None
+        call.complain(as_typed(str(fault)) if words is None else f"{call.arguments.out}: {words}.")
+        return fault
+    return None
 
 
 def _holds_paid(run: Any) -> bool:
@@ -474,7 +479,7 @@ def _continuation(call: Call, *, has_workers: bool, is_durable: bool, has_some: 
     return "A new run starts over, on a budget of its own."
 
 
-_PRINTED = "What this command released is printed: keep that elsewhere."
+_NOT_IN_IT = "What this command released is not in it."
 
 
 def save_or_print(released: Any, call: Call, *, is_said: bool = False, check: Callable[[], None] | None = None) -> None:
@@ -484,16 +489,16 @@ def save_or_print(released: Any, call: Call, *, is_said: bool = False, check: Ca
     out, say, complain = call.arguments.out, call.say, call.complain
     try:
         if check is not None:
-            check_unchanged(call, _PRINTED)
+            check_unchanged(call, _NOT_IN_IT)
             check()
         _save(released, call)
     except (OSError, ConfigurationError):
+        printed, told = str(released.to_json()), "The result is printed."
         if isinstance(released, SoftPrompt):  # its JSON has digests in place of its numbers
             files = {name: base64.b64encode(content).decode("ascii") for name, content in released.files().items()}
-            say(json.dumps({"files_in_base64": files}))
-            complain("The prompt's files are printed in base64, by name: decode each into a new folder.")
-        else:
-            say(str(released.to_json()))
+            printed = json.dumps({"files_in_base64": files})
+            told = "The prompt's files are printed in base64, by name: decode each into a new folder."
+        complain("The result is neither saved nor printed: nobody reads stdout." if say(printed) is False else told)
         raise
     if is_said:
         complain(f"What was released is saved in {out}, with its report.")
@@ -504,9 +509,9 @@ def _save(released: Any, call: Call) -> None:
     from langchain_dpicl.released.soft_prompt import SoftPrompt, write_folder
 
     out = call.arguments.out
-    check_unchanged(call, _PRINTED)
+    check_unchanged(call, _NOT_IN_IT)
     if isinstance(released, SoftPrompt):
-        write_folder(out, released.files(), check=lambda: check_unchanged(call, _PRINTED))
+        write_folder(out, released.files(), check=lambda: check_unchanged(call, _NOT_IN_IT))
         return
     part = out.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -515,7 +520,7 @@ def _save(released: Any, call: Call) -> None:
             try:
                 out.hardlink_to(part)
             except (OSError, NotImplementedError):  # the name is taken, or there are no links here
-                check_unchanged(call, _PRINTED)
+                check_unchanged(call, _NOT_IN_IT)
                 part.replace(out)
     finally:
         part.unlink(missing_ok=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,9 +114,7 @@ class TestARunWithWorkers:
         assert json.loads((folder / "out.json").read_text()) == held
         shown = capsys.readouterr()
         assert "memo of the workers: expected all that 'out.json' holds" in shown.err
-        assert (
-            "Interrupted. Tickets that burnt stay charged. What was released is printed." in shown.err
-        ) == is_stopped
+        assert ("Interrupted. Tickets that burnt stay charged.\n" in shown.err) == is_stopped
         assert len(json.loads(shown.out)["examples"]) == (1 if is_stopped else 4)
         held["report"]["ledger_id"] = "two"
         (folder / "out.json").write_text(json.dumps(held))
@@ -141,8 +141,45 @@ class TestARunWithWorkers:
         assert main(command("--ray", "--ledger", "ledger.db", "--json", out="d/out.json")) == 130
         shown = capsys.readouterr()
         assert ("No such file" if is_gone else "a file that no other command writes meanwhile") in shown.err
-        assert shown.err.endswith("Tickets that burnt stay charged. What was released is printed.\n")
+        again = " The same command continues where this one stopped." if is_gone else ""
+        assert "dpicl: The result is printed.\n" in shown.err
+        assert shown.err.endswith(f"Tickets that burnt stay charged.{again}\n")
         assert len(json.loads(shown.out)["examples"]) == 1
+
+    @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+    @pytest.mark.parametrize("is_full", [True, False])
+    def test_says_that_what_is_not_saved_is_not_printed_either(
+        self,
+        folder: Path,
+        crews: list[Crew],
+        capsys: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        is_full: bool,
+        quiet: tuple[str, ...],
+    ) -> None:
+        def stopped(self: Any, **options: Any) -> Any:
+            item = next(written(self, **options))
+            (folder / "d").rmdir()
+            yield item
+            raise KeyboardInterrupt
+
+        del crews
+        (folder / "d").mkdir()
+        written = DemonstrationSynthesizer.stream
+        monkeypatch.setattr(DemonstrationSynthesizer, "stream", stopped)
+        reader, writer = os.pipe()
+        os.close(reader)
+        if is_full:
+            os.close(writer)
+            writer = os.open("/dev/full", os.O_WRONLY)
+        with os.fdopen(writer, "w", encoding="utf-8") as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            given = command("--ray", "--ledger", "ledger.db", *quiet, out="d/out.json")
+            assert main(given) == (2 if is_full else 130)
+        told = "stdout: No space left" if is_full else "The result is neither saved nor printed: nobody reads stdout."
+        assert told in (shown := capsys.readouterr().err)
+        assert "is printed" not in shown
 
     def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
         limits: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
