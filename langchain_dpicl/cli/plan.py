@@ -900,7 +900,12 @@ def task_of(settings: Settings, private: PrivateExamples, rehearsal: Rehearsal |
 
     task = VotingTask.of(private, settings.wording, settings.answers)
     if rehearsal is not None:
-        rehearsal.check_fits(labels=task.labels, wording=wording_digest(task))
+        rehearsal.check_fits(
+            labels=task.labels,
+            wording=wording_digest(task),
+            reads="text votes" if task.votes == "text" else None,
+            content_free=task.content_free if settings.answers.calibrate else (),  # a rehearsal may choose none
+        )
     return task
 
 

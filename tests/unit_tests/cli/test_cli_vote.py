@@ -417,6 +417,14 @@ def test_a_plan_and_a_dry_run_refuse_a_rehearsal_of_other_labels_or_templates(
     ):
         assert code_of(*command) == (2 if said else 0)
         assert said in capsys.readouterr().err
+    whole = [plan, labels_of_pate, ("vote", "records.jsonl", "--query", CARD, "--dry-run", *rehearsed)]
+    for asked_otherwise, wrong in (
+        ("answers.votes=text", "rehearsal.reads"),
+        ("answers={calibrate=true, content_free=['?']}", "LabelAnswers.content_free: expected"),
+    ):
+        for command in [] if said else whole:
+            assert code_of(*command, *own, *labels, "--set", asked_otherwise) == 2
+            assert wrong in capsys.readouterr().err
     if label == "transfer":  # rows of one's own, a field or labels that are not known: nothing that a vote would refuse
         for more in ((*own, *labels, "--set", "rows.slots=3"), labels, (*own, "--set", "guess.labels=2")):
             assert code_of(*plan, *more) == 0
