@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import threading
 import weakref
 from typing import Any, Literal
@@ -148,14 +149,22 @@ def _no_engine(llm: Any, *wanted: type, chooses: str = "") -> CapabilityError:
         members = {member for one in protocol.__mro__ for member in vars(one) if not member.startswith("_")}
         # As `isinstance` has it, None is a value of a property and no method.
         gone = {member: None if callable(getattr(protocol, member)) else inner for member in members}
-        lacks = sorted(
-            member for member in members if inspect.getattr_static(inner, member, gone[member]) is gone[member]
-        )
+        lacks = sorted(member for member in members if _found(inner, member, gone[member]) is gone[member])
         by_share.setdefault(len(lacks) / len(members), f"{', '.join(lacks)} of {protocol.__name__}")
     least = min(by_share)
     if isinstance(inner, Runnable) or least == 0.0 or (least > 0.5 and not isinstance(inner, _ENGINES)):
         return CapabilityError(f"{told}; {_NO_WRAPPER}")
     return CapabilityError(f"{told}, which lacks {by_share[least]}; add it (docs/extending.md), or pass a model")
+
+
+def _found(thing: object, member: str, default: object) -> object:
+    """Returns a member as `isinstance` looks for it: before Python 3.12 it finds what `__getattr__` forwards."""
+    if sys.version_info >= (3, 12):
+        return inspect.getattr_static(thing, member, default)
+    try:
+        return getattr(thing, member, default)
+    except Exception:  # noqa: BLE001  a property that cannot be read is there
+        return ...
 
 
 def as_model(llm: Any) -> Any:
