@@ -152,8 +152,10 @@ def _no_engine(llm: Any, *wanted: type, chooses: str = "") -> CapabilityError:
         lacks = sorted(member for member in members if _found(inner, member, gone[member]) is gone[member])
         by_share.setdefault(len(lacks) / len(members), f"{', '.join(lacks)} of {protocol.__name__}")
     least = min(by_share)
-    if isinstance(inner, Runnable) or least == 0.0 or (least > 0.5 and not isinstance(inner, _ENGINES)):
+    if isinstance(inner, Runnable) or least == 0.0:
         return CapabilityError(f"{told}; {_NO_WRAPPER}")
+    if least > 0.5 and not isinstance(inner, _ENGINES):
+        return CapabilityError(f"{told}; pass a model, or add what an engine has (docs/extending.md)")
     return CapabilityError(f"{told}, which lacks {by_share[least]}; add it (docs/extending.md), or pass a model")
 
 

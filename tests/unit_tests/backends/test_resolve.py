@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,14 +136,13 @@ class TestForChoosingLabels:
             as_choice_backend(ChatEmbedded(), votes="images")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("votes", [None, "text"])
-    def test_wrappers_and_strangers_are_refused(self, votes: Any) -> None:
+    def test_wrappers_are_refused(self, votes: Any) -> None:
         chat = ScriptedChat(answer=TOPS)
         wrappers = (
             chat.with_fallbacks([chat]),
             chat | str,
             chat.configurable_fields(model_name=ConfigurableField(id="m")),
             EmbeddedLLM().with_fallbacks([EmbeddedLLM()]),
-            None,
         )
         for what in wrappers:
             with pytest.raises(CapabilityError, match="the model itself"):
@@ -242,8 +242,10 @@ def test_an_engine_for_something_else_is_told_what_it_lacks_and_a_stranger_is_no
 ) -> None:
     with pytest.raises(CapabilityError, match=f"found Own, which lacks {lacks}; add"):
         door(type("Own", (), dict.fromkeys(members(has), print))())
-    with pytest.raises(CapabilityError, match="found object; pass the model itself"):
-        door(object())
+    half = type("Own", (), dict.fromkeys(members(has)[: (len(members(has)) - 1) // 2], print))()
+    for stranger in (None, object(), Path(), half):
+        with pytest.raises(CapabilityError, match=r"found \w+; pass a model, or add what an engine has"):
+            door(stranger)
 
 
 class TestForWritingTokenByToken:

@@ -603,7 +603,7 @@ class TestAsBackend:
         with pytest.raises(CapabilityError, match="without logprobs"):
             as_backend(FakeListChatModel(responses=["a"]))
 
-    @pytest.mark.parametrize("what", [None, RunnableLambda(str), ScriptedChat(answer=ANSWERS) | RunnableLambda(str)])
+    @pytest.mark.parametrize("what", [RunnableLambda(str), ScriptedChat(answer=ANSWERS) | RunnableLambda(str)])
     def test_refuses_anything_else_with_advice(self, what: Any) -> None:
         with pytest.raises(CapabilityError, match="pass the model itself"):
             as_backend(what)
