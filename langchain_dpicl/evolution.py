@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -908,12 +909,24 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         return f"{self._num_rounds} of {self._num_planned} rounds are"
 
     def _check_end(self) -> None:
-        """Says once how many rounds a finished run is without."""
-        missing = self._num_planned - self._num_rounds if self.is_finished else 0
-        if missing and not self._has_told:  # a warning that is made an error would lose what is paid for
-            self._has_told = True
+        """Says once what a finished run lacks: rounds, and votes that stand out of their noise."""
+        if not self.is_finished or self._has_told:
+            return
+        self._has_told = True  # logged: a warning that is made an error would lose what is paid for
+        if missing := self._num_planned - self._num_rounds:
             said = "%s: %d of %d rounds are left out: their tickets were lost, or used by another run."
             logger.warning(said, self.component, missing, self._num_planned)
+        if unseen := [item.label for item in self._items if item.votes and not self._stands_out(item)]:
+            whose = "" if unseen == [None] else f" of {', '.join(map(repr, unseen))}"
+            advice = "Use more records, a larger epsilon, or embeddings that know the language of the records."
+            logger.warning(
+                "%s: in the last round no candidate%s stood out of the noise. %s", self.component, whose, advice
+            )
+
+    def _stands_out(self, item: Population) -> bool:
+        """Whether its best votes are above what the largest of as many noises reaches once in twenty times."""
+        reach = NormalDist().inv_cdf(1.0 - 0.05 / len(item.history[-1]))
+        return max(item.votes) > reach * noise_scale(self.plan.release)
 
     def _steps_left(self) -> int:
         return sum(item.left for item in self._open_items())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.evolution import PrivateEvolution
@@ -95,6 +96,21 @@ def test_a_killed_process_loses_the_one_round_that_it_had_reserved(
     assert (released.report["step"], released.report["steps"]) == (5, 6)
     said = "texts: 1 of 6 rounds are left out: their tickets were lost, or used by another run."
     assert [text for text in caplog.messages if "left out" in text] == [said]
+
+
+def test_a_run_whose_votes_drown_in_noise_says_so_once(process: Process, caplog: pytest.LogCaptureFixture) -> None:
+    made, _ = process.start()
+    made.run(progress=False)
+    assert "stood out" not in caplog.text
+    drowned, _ = process.start(llm=dying(0))
+    width = len(drowned.history["bank"][-1])
+    reach = stats.norm.isf(0.05 / width) * drowned.plan.expected()["noise_scale"]
+    drowned._items[0].votes = (0.999 * reach, 0.0)
+    drowned._items[1].votes = (1.001 * reach, 0.0)
+    for _ in range(2):
+        drowned.run(progress=False)
+    (said,) = [text for text in caplog.messages if "stood out" in text]
+    assert said.startswith("texts: in the last round no candidate of 'bank' stood out of the noise. Use more records")
 
 
 class _Killing:
