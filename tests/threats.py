@@ -195,7 +195,7 @@ THREATS: dict[str, Threat] = {
         (
             "unit_tests/backends/langchain/test_logprobs.py::test_any_payload_becomes_a_valid_row",
             "unit_tests/backends/langchain/test_logprobs.py::test_ten_thousand_mixed_payloads_become_valid_rows",
-            "unit_tests/backends/langchain/test_payloads.py::test_a_million_entries_become_a_row",
+            "unit_tests/backends/langchain/test_payloads.py::test_more_entries_than_the_largest_vocabulary_become_a_row",
             "unit_tests/backends/langchain/test_logprobs.py::test_reported_bytes_win_over_the_text",
         ),
     ),

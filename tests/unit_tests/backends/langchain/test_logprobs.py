@@ -240,8 +240,8 @@ def test_a_filtered_answer_abstains_whatever_it_holds() -> None:
     assert next_token(chat_payload({"a": 0.5}), text="", finish_reason="content_filter") == {}
 
 
-def test_a_million_entries_are_read_up_to_the_largest_vocabulary() -> None:
-    payload = chat(*([entry(f"t{i}", -5.0) for i in range(1_000)] * 1_000))
+def test_entries_are_read_up_to_the_largest_vocabulary() -> None:
+    payload = chat(*([entry(f"t{i}", -5.0) for i in range(1_000)] * 301))
     assert len(first_position(payload)) == 300_000
     assert len(first_position({"top_logprobs": [{f"t{i}": -5.0 for i in range(300_001)}]})) == 300_000
 

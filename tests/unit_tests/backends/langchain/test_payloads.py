@@ -220,8 +220,8 @@ def test_three_thousand_answers_become_rows_and_leave_the_others_alone(kind: Cal
     assert said > 300  # what could be read was read
 
 
-def test_a_million_entries_become_a_row() -> None:
-    many = [{"token": f"t{number}", "logprob": -12.0} for number in range(1000)] * 1000
+def test_more_entries_than_the_largest_vocabulary_become_a_row() -> None:
+    many = [{"token": f"t{number}", "logprob": -12.0} for number in range(1000)] * 301
     cases = [({"content": [{"top_logprobs": [{"token": " a", "logprob": math.log(0.5)}, *many]}]}, "x", "length")]
     backend = LangChainBackend(NastyChat(cases=cases), max_top_k=3, retry=ONCE)
     rows = backend.open(["case 0", "good"], []).score(DOMAIN)
