@@ -51,8 +51,9 @@ test:  ## the wheel, then every test with sockets closed; lint, types, import co
 	$(MAKE) --no-print-directory -j 4 postgres check-wheel .venv-test/.ready
 	@$(MAKE) --no-print-directory -j 2 --keep-going check-tests check-rest || { echo; grep -B 30 '\*\*\*' out/check-rest.txt; exit 1; }
 
+# Three workers for two processors: a fifth of the time a test waits for a server, another process or the disk.
 check-tests: .venv-test/.ready
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited and not benches" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	.venv-test/bin/pytest -n 3 --dist worksteal -m "not planted and not audited and not benches" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
 
 # In what the tests leave of the processors while they wait for servers and processes; shown in one piece, as tests report too.
