@@ -513,9 +513,12 @@ def test_an_error_that_ends_one_computation_dies_with_its_outcome(is_async: bool
     gc.disable()
     try:
         walk = advance_together([steps(0, 1, []), steps(1, 3, [], fails_at=1)])
-        outcomes = asyncio.run(run_async(walk)) if is_async else run_sync(walk)
-        watched = weakref.ref(outcomes[1].error)
-        del walk, outcomes
+
+        async def awaited(walk: Any) -> weakref.ref[BaseException]:  # asyncio keeps what its task returns
+            return weakref.ref((await run_async(walk))[1].error)
+
+        watched = asyncio.run(awaited(walk)) if is_async else weakref.ref(run_sync(walk)[1].error)
+        del walk
         assert watched() is None
     finally:
         gc.enable()

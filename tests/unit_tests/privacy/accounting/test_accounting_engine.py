@@ -129,7 +129,7 @@ class TestTheGrid:
         both = [pmf._probs[first - pmf._lower_loss :][:kept] for pmf in (own, theirs)]
         np.testing.assert_allclose(*both, rtol=0.0, atol=1e-15)
         # What only one of them keeps is below what may be cut, and we keep hardly more.
-        assert all(float(pmf._probs.sum() - part.sum()) < 2e-15 for pmf, part in zip((own, theirs), both, strict=True))
+        assert all(float(pmf._probs.sum() - part.sum()) < 5e-15 for pmf, part in zip((own, theirs), both, strict=True))
         assert own.size <= 1.03 * theirs.size
 
     def test_losses_too_large_for_an_exponential_raise_no_warning(self) -> None:

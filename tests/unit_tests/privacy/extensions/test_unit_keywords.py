@@ -182,7 +182,7 @@ class TestTheNoise:
         drawn = np.array([count for _ in range(600) for _, count in plan.release([], rng=SYSTEM_RANDOM)])
         scale = float(plan.scale)
         assert scale == pytest.approx(50.0 * moved)
-        assert stats.kstest(drawn + SYSTEM_RANDOM.uniform(drawn.size) - 0.5, "norm", (0, scale)).pvalue > ALARM
+        assert stats.kstest(drawn + SYSTEM_RANDOM.uniform(drawn.size) - 0.5, stats.norm(0, scale).cdf).pvalue > ALARM
         assert abs(drawn.var() / scale**2 - 1.0) < 6 * math.sqrt(2 / drawn.size)
 
     def test_goes_on_every_keyword_in_the_order_of_the_vocabulary(self):
