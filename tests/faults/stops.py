@@ -101,6 +101,7 @@ def stopped_at(step: Callable[[], object], line: int, within: str = PACKAGE, of:
     """
     seen = 0
     entered: set[tuple[FrameType, int]] = set()
+    last: dict[FrameType, int] = {}
     error = random.choice(STOPS)
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -110,8 +111,9 @@ def stopped_at(step: Callable[[], object], line: int, within: str = PACKAGE, of:
             return None
         words = linecache.getline(name, number).split()
         # Interrupts come after calls. At `try`, and at `with` on the way out, there is none, and nothing is guarded yet
-        # or any more.
-        if event == "line" and (frame, number) not in entered and words != ["try:"]:
+        # or any more. From Python 3.12 on nothing is at a later turn of a comprehension, either, for what a trace raises.
+        is_turn, last[frame] = last.get(frame) == number, number
+        if event == "line" and not is_turn and (frame, number) not in entered and words != ["try:"]:
             if words[:1] == ["with"]:
                 entered.add((frame, number))
             seen += 1
