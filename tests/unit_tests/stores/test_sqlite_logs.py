@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +175,21 @@ class TestLogsThatWereRemoved:
                 with pytest.raises(LedgerUnavailableError, match="another thread"):
                     pool.submit(SQLiteStore, path, timeout=0.1).result(60)
             assert pool.submit(lambda: numbers(SQLiteStore(path))).result(60) == numbers(store)
+
+    def test_all_threads_that_use_a_removed_log_are_waited_for_no_longer_than_one(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        links = sorted([made(path, lines=1)._link, SQLiteStore(path)._link], key=id)
+        delete_log(path)
+        clock, tries = itertools.count(), [iter([*[False] * 8, True]), itertools.repeat(False)]
+        for link, found in zip(links, tries, strict=True):  # the first thread comes to its end, the second does not
+            lock = SimpleNamespace(acquire=lambda timeout, found=found: next(found), release=lambda: None)
+            monkeypatch.setattr(link, "lock", lock)
+        monkeypatch.setattr(sqlite_ledger, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with pytest.raises(LedgerUnavailableError, match="another thread"):
+            sqlite_ledger.open_connection(path, timeout=10)
+        monkeypatch.undo()
+        assert next(clock) == 12
 
 
 def delete_log(path: Path) -> None:
