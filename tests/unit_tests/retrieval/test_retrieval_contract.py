@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
 
-from langchain_dpicl import DPRetrievalVotingRunnable, PrivateExamples
-from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl import DPRetrievalFreeFormRunnable, DPRetrievalVotingRunnable, KeywordAnswers, PrivateExamples
+from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -28,6 +30,9 @@ from tests.contracts.front_room import (
     Room,
 )
 from tests.retrieval_doubles import NEAR, QUIET, TASK, engine, examples
+
+WRITER = FakeListChatModel(responses=["written in public"]) | StrOutputParser()
+SPOKEN = KeywordAnswers(keywords=("syrup", "rest", "tablets"), num_keywords=2, writer=WRITER)
 
 
 @dataclass
@@ -91,6 +96,32 @@ class TestContract(ChargingRunnableContract):
             {"retrieval": NEAR.replace(embeddings=object())},
             {"task": TASK.replace(labels=("yes",))},
             {"top_k": 3},
+            {"noise": "gumbel"},
+            {"epsilon": -1.0},
+            {"serving": {"memo_size": 0}},
+            {"llm": object()},
+        ]
+        return [lambda fault=fault: self.make(room, **fault) for fault in faults]  # type: ignore[misc]
+
+
+class TestFreeFormContract(TestContract):
+    def make_engine(self) -> FakeBackend:
+        return FakeBackend(scripted({"rest": 1.0}), max_top_k=1)
+
+    def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> DPRetrievalFreeFormRunnable:
+        given: dict[str, Any] = {"llm": room.engine, "budget": room.budget, "max_queries": max_queries, **QUIET}
+        given |= {"retrieval": NEAR.replace(participations=3, slots=2), "answers": SPOKEN, **options}
+        made = DPRetrievalFreeFormRunnable.from_private_examples(room.private, **given)
+        made.filter.open(lambda template: nullcontext(made.share.reserve(template)))
+        return made
+
+    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
+        faults: list[dict[str, Any]] = [
+            {"max_queries": 0},
+            {"retrieval": None},
+            {"retrieval": NEAR.replace(documents_per_unit=2)},
+            {"answers": SPOKEN.replace(keywords=("one",))},
+            {"answers": "words"},
             {"noise": "gumbel"},
             {"epsilon": -1.0},
             {"serving": {"memo_size": 0}},
