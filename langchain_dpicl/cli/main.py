@@ -208,6 +208,7 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 _DROPPED: weakref.WeakSet[TextIO] = weakref.WeakSet()
+"""Streams that lead to nowhere since they were closed or full: nobody reads what is printed there."""
 
 
 def _drop(stream: TextIO) -> None:

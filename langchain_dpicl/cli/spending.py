@@ -440,7 +440,7 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
 def _fault_of_saving(
     run: Any, call: Call, *, has_ended: bool, is_said: bool, check: Callable[[], None] | None
 ) -> OSError | ConfigurationError | None:
-    """Saves what was released, or prints it. A fault of --out does not take the place of what stopped a run."""
+    """Saves what was released, or prints it and returns the fault of --out, which is not what stopped a run."""
     try:  # errors speak of the run's `result`
         save_or_print(run.result, call, is_said=is_said, check=check)
     except (OSError, ConfigurationError) as fault:
